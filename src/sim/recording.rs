@@ -53,6 +53,7 @@ pub fn write(
                 Holder::Tensor(t) => (tensors[t.index()], category(graph.tensor(t).role)),
                 Holder::Workspace(op) => (workspaces[op.index()], "temporaries"),
                 Holder::Library => (library, "workspaces"),
+                Holder::First => (StackId::default(), "unknown"),
             },
             Request::EmptyCache => (StackId::default(), "unknown"),
         };

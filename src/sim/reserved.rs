@@ -8,11 +8,14 @@
 //! loaded, so that the workspaces do not lie among those that come and go. `neap run` does not use
 //! this: it has one arena with planned addresses.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::allocator::replay::{LARGEST_DEVICE, Replay};
 use super::allocator::{Config, Stats};
 use super::engine::{self, Run};
 use super::program::{Begin, Program};
 use super::requests::Request;
+use crate::contract::Plan;
 use crate::device::Profile;
 use crate::job::liveness::{Span, spans};
 use crate::job::{Graph, Operator, Phase, Role};
@@ -28,6 +31,9 @@ pub struct Framework {
     /// The device's bytes, of which a memory fraction is taken. Without a fraction this has no
     /// effect.
     pub capacity: Bytes,
+    /// One block of this size is requested and freed before anything else, so that all large blocks
+    /// are cut out of one segment. Nothing where it is zero.
+    pub first: Bytes,
 }
 
 impl Framework {
@@ -37,7 +43,14 @@ impl Framework {
         let limited = config.memory_fraction.is_some();
         let capacity =
             if limited { device.available().min(LARGEST_DEVICE) } else { LARGEST_DEVICE };
-        Self { config, library: library_workspace(device), capacity }
+        Self { config, library: library_workspace(device), capacity, first: Bytes::ZERO }
+    }
+
+    /// With the first block that `plan` records for such settings.
+    #[must_use]
+    pub fn of(self, plan: &Plan) -> Self {
+        let recorded = plan.options.get(FIRST_BLOCK).and_then(|bytes| bytes.parse().ok());
+        Self { first: recorded.filter(|_| !self.config.expandable).unwrap_or_default(), ..self }
     }
 }
 
@@ -69,6 +82,9 @@ pub struct Reserved {
     pub curve: Vec<(Nanos, Bytes, Bytes)>,
 }
 
+/// The name by which a plan records [`Framework::first`] among its options, in bytes.
+pub const FIRST_BLOCK: &str = "first-block";
+
 /// The most iterations that are simulated, settled or not.
 const ITERATIONS: u32 = 24;
 
@@ -87,11 +103,15 @@ pub enum Holder {
     Workspace(OpId),
     /// A workspace of the matrix library.
     Library,
+    /// Nothing: [`Framework::first`].
+    First,
 }
 
 /// The requests of a job: the blocks before the first iteration, and the changes in each iteration.
 #[derive(Clone, Debug)]
 pub struct Timeline {
+    /// The block that is requested and freed before all others, if there is one.
+    first: Option<(BlockId, Bytes)>,
     /// Blocks that exist before the first iteration.
     initial: Vec<(BlockId, Bytes)>,
     /// In time order, ends before begins.
@@ -131,6 +151,7 @@ const fn allocate(id: BlockId, bytes: Bytes) -> Request {
 impl Timeline {
     fn new(graph: &Graph, operators: Vec<OpId>, run: &Run) -> Self {
         Self {
+            first: None,
             initial: Vec::new(),
             changes: Vec::new(),
             tensors: graph.tensors.len(),
@@ -142,6 +163,9 @@ impl Timeline {
     /// What the block with this id holds.
     #[must_use]
     pub fn holder(&self, id: u32) -> Holder {
+        if self.first.is_some_and(|first| first.0 == id) {
+            return Holder::First;
+        }
         let id = id as usize;
         if id < self.tensors {
             return Holder::Tensor(TensorId::of(id));
@@ -152,7 +176,7 @@ impl Timeline {
     /// All requests of the first `iterations` iterations, each with its time since the first one
     /// began.
     pub fn requests(&self, iterations: u32) -> impl Iterator<Item = (Nanos, Request)> + '_ {
-        let before = self.initial.iter().map(|&(id, b)| (Nanos::ZERO, allocate(id, b)));
+        let before = self.before().map(|request| (Nanos::ZERO, request));
         let each = move |iteration: u32| {
             let began = Nanos(self.iteration.0.saturating_mul(u64::from(iteration)));
             self.changes.iter().filter_map(move |&(at, change)| {
@@ -160,6 +184,50 @@ impl Timeline {
             })
         };
         before.chain((0..iterations).flat_map(each))
+    }
+
+    /// The requests before the first iteration.
+    fn before(&self) -> impl Iterator<Item = Request> + '_ {
+        let first = self.first.into_iter();
+        first
+            .flat_map(|(id, bytes)| [allocate(id, bytes), Request::Free { id }])
+            .chain(self.initial.iter().map(|&(id, bytes)| allocate(id, bytes)))
+    }
+
+    /// The most bytes that blocks hold at a time.
+    #[must_use]
+    pub fn allocated(&self) -> Bytes {
+        let (mut held, mut now, mut most) = (BTreeMap::new(), Bytes::ZERO, Bytes::ZERO);
+        for (_, request) in self.requests(1).skip(2 * usize::from(self.first.is_some())) {
+            match request {
+                Request::Allocate { id, bytes, .. } => {
+                    now += bytes;
+                    held.insert(id, bytes);
+                }
+                Request::Free { id } => now -= held.remove(&id).unwrap_or_default(),
+                Request::EmptyCache => {}
+            }
+            most = most.max(now);
+        }
+        most
+    }
+
+    /// The most that the allocator reserves for requests of at most `bytes`.
+    #[must_use]
+    pub fn reserved_by(&self, framework: &Framework, bytes: Bytes) -> Bytes {
+        let mut replay = Replay::new(&framework.config, framework.capacity, None);
+        let mut served = BTreeSet::new();
+        for (_, request) in self.requests(EXCEEDING) {
+            let counts = match request {
+                Request::Allocate { id, bytes: its, .. } => its <= bytes && served.insert(id),
+                Request::Free { id } => served.remove(&id),
+                Request::EmptyCache => true,
+            };
+            if counts {
+                replay.step(request);
+            }
+        }
+        replay.report().at_peak.reserved
     }
 
     /// Sorts changes by time, ends before begins; otherwise the order stays.
@@ -183,8 +251,8 @@ impl Timeline {
     #[must_use]
     pub fn settle(&self, framework: &Framework) -> Reserved {
         let mut replay = Replay::new(&framework.config, framework.capacity, None);
-        for &(id, bytes) in &self.initial {
-            replay.step(allocate(id, bytes));
+        for request in self.before() {
+            replay.step(request);
         }
         let mut before = None;
         let mut iteration = 0;
@@ -208,7 +276,14 @@ impl Timeline {
             };
             let settled = before.as_ref().is_some_and(|b: &Vec<_>| held(b) == held(&curve));
             if settled || iteration == ITERATIONS {
-                let report = replay.report();
+                let mut report = replay.report();
+                if self.first.is_some() {
+                    // While the first block was in use, nothing else was.
+                    let used = || curve.iter().map(|(_, held, used)| (*held, *used));
+                    report.at_peak.allocated = used().max().unwrap_or_default().1;
+                    report.at_peak.segments = report.stats.segments;
+                    report.stats.peak_allocated = used().map(|of| of.1).max().unwrap_or_default();
+                }
                 return Reserved {
                     at_peak: report.at_peak,
                     stats: report.stats,
@@ -315,13 +390,17 @@ pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Timeline {
 }
 
 /// A job under a plan: its program's residencies in a run. Tensors that start on the device are
-/// loaded before the first iteration.
+/// loaded before the first iteration, those that never leave it first.
 #[must_use]
 pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framework) -> Timeline {
     let steps = program.steps.iter().map(|s| s.operator).collect();
     let mut timeline = Timeline::new(graph, steps, run);
     let tensors = graph.tensors.len();
     let mut library = Library::new(small(tensors + program.steps.len()), framework);
+    if framework.first > Bytes::ZERO {
+        timeline.first = Some((small(tensors + program.steps.len() + 2), framework.first));
+    }
+    let mut leave = Vec::new();
     for step in &program.steps {
         if let Some(Change::Once(id, bytes)) = library.before(graph.operator(step.operator)) {
             timeline.initial.push((id, bytes));
@@ -335,7 +414,7 @@ pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framewor
         };
         let starts = residency.begin == Begin::Iteration;
         if starts {
-            timeline.initial.push((id, bytes));
+            if residency.stays { &mut timeline.initial } else { &mut leave }.push((id, bytes));
         }
         // A residency of no duration takes no bytes.
         if !residency.stays && begin >= end && !starts {
@@ -348,5 +427,6 @@ pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framewor
             timeline.changes.push((end, Change::End(id)));
         }
     }
+    timeline.initial.extend(leave);
     timeline.sorted()
 }

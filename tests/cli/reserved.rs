@@ -138,6 +138,30 @@ fn a_budget_can_bind_what_is_reserved() {
     folder.refuses(1, &["budget", "lowest reached"], &refused);
 }
 
+/// A plan may ask for one block before all others: without segments that grow, what follows is cut
+/// out of it.
+#[test]
+fn the_first_block_that_a_plan_records_is_counted() {
+    let folder = Folder::new();
+    folder.import("resnet18-adam.et.json.gz", &[]);
+    folder.json(&["plan", "job.graph.json", "--budget", "80%", "-o", "p.plan.json"]);
+    let simulated = |conf| {
+        let of = ["simulate", "p.plan.json", "--allocator", "pytorch", "--alloc-conf", conf];
+        folder.json(&of)
+    };
+    let before = ["", "expandable_segments:True"].map(simulated);
+    let mut plan: Value = serde_json::from_str(&folder.text("p.plan.json")).unwrap();
+    let first = 512 << 20;
+    plan["options"]["first-block"] = first.to_string().into();
+    std::fs::write(folder.path("p.plan.json"), plan.to_string()).unwrap();
+    let after = simulated("");
+    let reserved = number(&after, "peak_reserved_bytes");
+    assert!(reserved >= first && reserved - first < 64 << 20, "{reserved}");
+    assert!(number(&after, "segments") < number(&before[0], "segments"));
+    assert!(number(&after, "peak_allocated_bytes") < first, "the block itself holds nothing");
+    assert_eq!(simulated("expandable_segments:True"), before[1]);
+}
+
 #[test]
 fn it_is_told_and_drawn() {
     let folder = Folder::new();

@@ -145,7 +145,8 @@ impl BesideReport {
         let expandable = !reserved.settled && !framework.config.expandable;
         let again = expandable.then(|| {
             let config = Config { expandable, ..framework.config.clone() };
-            requests.settle(&Framework { config, ..framework.clone() })
+            let first = Bytes::ZERO;
+            requests.settle(&Framework { config, first, ..framework.clone() })
         });
         let reserved = again.as_ref().unwrap_or(reserved);
         Self {

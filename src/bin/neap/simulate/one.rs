@@ -92,7 +92,10 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
         report.noise = Some(noisy(&program, case, &nominal, noise, flags.runs)?);
     }
     let counted = framework.is_some();
-    let framework = framework.unwrap_or_else(|| Framework::on(&case.device, Config::default()));
+    let mut framework = framework.unwrap_or_else(|| Framework::on(&case.device, Config::default()));
+    if let Some(plan) = &case.plan {
+        framework = framework.of(plan);
+    }
     let requests = match &case.plan {
         Some(_) => reserved::planned(&case.graph, &program, &run, &framework),
         None => reserved::unplanned(&case.graph, &run, &framework),
