@@ -104,11 +104,27 @@ pub fn make_for(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Arranged, PlanError> {
-    let made = in_two_orders(request, framework);
-    match framework {
-        Some(framework) => fragments::quicker(request, framework, made),
-        None => made,
+    let Some(framework) = framework else { return in_two_orders(request, None) };
+    // Where the other order is the better one, plans in equal pieces seldom leave anything to gain.
+    let first = request.budget < Liveness::of(request.graph).peak && early_is_much_lower(request);
+    if first && let Some(found) = fragments::quicker(request, framework, None)? {
+        return Ok(found);
     }
+    match in_two_orders(request, Some(framework)) {
+        Ok(made) => {
+            let quicker = fragments::quicker(request, framework, Some(&made))?;
+            Ok(quicker.unwrap_or(made))
+        }
+        Err(PlanError::Infeasible(no)) if !first => {
+            fragments::quicker(request, framework, None)?.ok_or(PlanError::Infeasible(no))
+        }
+        refused => refused,
+    }
+}
+
+fn early_is_much_lower(request: &Request<'_>) -> bool {
+    let peak = Liveness::of(request.graph).peak;
+    candidate(request).is_some_and(|other| much_lower(Liveness::of(&other.graph).peak, peak))
 }
 
 fn in_two_orders(

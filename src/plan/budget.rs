@@ -9,6 +9,7 @@
 //! so that no looser budget has a slower plan (`rungs`).
 
 mod blocked;
+mod mend;
 mod minimum;
 mod polish;
 mod reserve;

@@ -5,7 +5,7 @@
 //! parameters. Which of these is best differs from job to job, so each is planned at the targets
 //! of [`budget::quicker_for`], and the quickest plan wins.
 
-use super::{Arranged, Candidate, early, time};
+use super::{Arranged, Candidate, early, pieces};
 use crate::budget::{self, PlanError, Request};
 use crate::job::arrange::{Arrangement, Pieces, splittable};
 use crate::job::{Graph, Operator, Role};
@@ -13,35 +13,56 @@ use crate::method::Method;
 use crate::sim::reserved::Framework;
 use crate::units::{Nanos, OpId};
 
-/// The sizes of pieces that are tried, in bytes; `None` stands for whole states. At 10 MiB or more
-/// each piece has a segment of its own where segments do not grow.
-const SIZES: [Option<u64>; 5] =
-    [None, Some(64 << 20), Some(32 << 20), Some(16 << 20), Some(24 << 20)];
+/// How updates are cut.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// As few pieces of one parameter's states as have at most so many bytes, all alike.
+    Alike(u64),
+    /// Pieces of so many bytes, and a rest.
+    Equal(u64),
+    /// Whole states.
+    Not,
+}
+
+/// What is tried, the most promising first. At 10 MiB or more each piece has a segment of its own
+/// where segments do not grow.
+const CUTS: [Cut; 7] = [
+    Cut::Alike(28 << 20),
+    Cut::Alike(20 << 20),
+    Cut::Equal(24 << 20),
+    Cut::Equal(32 << 20),
+    Cut::Equal(16 << 20),
+    Cut::Equal(64 << 20),
+    Cut::Not,
+];
 
 /// Where a plan adds no more than this part of the unplanned time, no other is looked for.
 const SLIGHT: u64 = 128;
 
-/// The plan that was made, or a quicker one with other pieces.
+/// A plan with other pieces that is quicker than the one that was made, if one was.
 pub(super) fn quicker(
     request: &Request<'_>,
     framework: &Framework,
-    made: Result<Arranged, PlanError>,
-) -> Result<Arranged, PlanError> {
-    let Method::Neap(options) = &request.method else { return made };
-    if request.graph.origin.is_some() || !options.swap || matches!(made, Err(PlanError::Defect(_)))
-    {
-        return made;
+    made: Option<&Arranged>,
+) -> Result<Option<Arranged>, PlanError> {
+    let Method::Neap(options) = &request.method else { return Ok(None) };
+    if request.graph.origin.is_some() || !options.swap {
+        return Ok(None);
     }
     let unplanned: u64 = request.latencies.iter().map(|l| l.time.0).sum();
     let order = if options.reorder { early(request.graph) } else { Vec::new() };
-    let mut best = made;
+    let mut best: Option<Arranged> = None;
     let mut tried = Vec::new();
-    for size in SIZES.into_iter().filter(|size| size.is_none() || options.split) {
-        let rival = time(&best).unwrap_or(Nanos(u64::MAX));
+    for cut in CUTS.into_iter().filter(|cut| options.split || matches!(cut, Cut::Not)) {
+        let rival = best.as_ref().or(made).map_or(Nanos(u64::MAX), |b| b.planned.run.iteration);
         if rival.0 <= unplanned + unplanned / SLIGHT {
             break;
         }
-        let pieces = size.map_or_else(Vec::new, |bytes| equal(request.graph, bytes));
+        let pieces = match cut {
+            Cut::Alike(bytes) => pieces(request.graph, bytes),
+            Cut::Equal(bytes) => equal(request.graph, bytes),
+            Cut::Not => Vec::new(),
+        };
         let arrangement = Arrangement { order: order.clone(), pieces };
         if arrangement.is_empty() || tried.contains(&arrangement) {
             continue;
@@ -50,11 +71,11 @@ pub(super) fn quicker(
             && let Some(planned) =
                 budget::quicker_for(&candidate.request(request), framework, rival)?
         {
-            best = Ok(Arranged { planned, graph: Some(candidate.graph) });
+            best = Some(Arranged { planned, graph: Some(candidate.graph) });
         }
         tried.push(arrangement);
     }
-    best
+    Ok(best)
 }
 
 /// Updates in pieces whose largest state has `bytes`; the last piece of each has the rest.

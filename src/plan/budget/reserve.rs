@@ -133,12 +133,18 @@ impl Search<'_> {
         Ok(fits)
     }
 
-    /// The quickest of the plans at targets closely below the budget, as long as there are any that
-    /// promise to be quicker; for a large graph as [`Search::reserve`], and then
-    /// [`Search::only_large`].
+    /// The quickest of a plan for the budget as it is, of those that [`Search::mended`] finds, and
+    /// of the plans at targets closely below the budget, as long as there are any that promise to
+    /// be quicker. A large graph without a plan so far is planned as by [`Search::reserve`], and
+    /// then by [`Search::only_large`].
     fn nearby(&mut self) -> Result<Option<Planned>, PlanError> {
-        let mut fits = self.lowered(SHRINKS, HALVINGS)?;
+        let mut fits = self.lowered(1, 0)?;
+        self.mended(&mut fits)?;
         let operators = self.request.graph.framework().operators.len().max(1);
+        if operators > FINE && fits.is_some() {
+            return Ok(fits);
+        }
+        let mut fits = self.lowered(SHRINKS, HALVINGS)?.or(fits);
         if operators > FINE {
             self.varied(&mut fits)?;
             self.only_large(&mut fits)?;
@@ -216,7 +222,7 @@ impl Search<'_> {
     }
 
     /// Keeps the quicker one; from now on only what is quicker still is of use.
-    fn quicker(&mut self, best: &mut Option<Planned>, planned: Planned) {
+    pub(super) fn quicker(&mut self, best: &mut Option<Planned>, planned: Planned) {
         if best.as_ref().is_none_or(|b| planned.run.iteration < b.run.iteration) {
             self.rival = Some(planned.run.iteration);
             *best = Some(planned);

@@ -1,0 +1,291 @@
+//! Plans in which some swaps are left out, so that an allocator's free memory is not in pieces.
+//!
+//! A large request finds no block that is free as a whole where small tensors that come and go lie
+//! in between. So a plan is made for a target below the budget, and replayed until the allocator
+//! would reserve more than the budget. There the run of blocks is looked for that has room for the
+//! request and the fewest bytes of tensors that the plan moves; these tensors stay on the device
+//! from then on, and the replay begins again ([`Requests`]). Where nothing can stay, the operator
+//! that makes the request counts as if it needed more memory, and the plan is made anew. When the
+//! allocator reserves no more than the budget, more tensors stay as long as that holds, and the
+//! iteration takes less time. Each step is judged by the placed plan's own run, because copies that
+//! wait for addresses change the order of requests.
+
+mod requests;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{PlanError, Planned, Search, finish, nominal, placed, simulated};
+use crate::contract::Event;
+use crate::emit::Emitted;
+use crate::job::Graph;
+use crate::planner::Given;
+use crate::sim::program::Program;
+use crate::sim::reserved::{self, FIRST_BLOCK, Framework, Holder, Timeline};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
+use requests::{Growth, Requests};
+
+/// Targets from which plans are mended, by how many parts of the budget they lie below it.
+const BELOW: [u64; 3] = [4, 3, 2];
+const PARTS: u64 = 64;
+
+/// How often a plan is made anew for one of these targets, and how much more an operator then
+/// seems to need, as a part of the budget.
+const ANEW: usize = 12;
+const MORE: u64 = 128;
+
+/// How often the placed plan is looked at, and how many runs of blocks are cleared before each.
+const LOOKS: usize = 8;
+const CLEARED: usize = 60;
+
+/// How often more tensors are tried that stay, and the fewest bytes that are worth it.
+const FILLS: usize = 16;
+const LEAST: u64 = 4 << 20;
+
+/// A plan that takes longer than the best by this part is not mended: tensors that stay seldom save
+/// more.
+const LONGER: u64 = 16;
+
+/// Requests of at most this many bytes are served from segments of their own.
+const SMALL: Bytes = Bytes(1 << 20);
+
+/// What became of a decision.
+enum Mended {
+    Fits(Box<Planned>),
+    /// The allocator needs too much for what this operator makes.
+    Short(OpId),
+    /// Nothing helps.
+    Not,
+}
+
+/// A decision with tensors that stay, placed and run.
+struct Look {
+    height: u64,
+    time: Nanos,
+    reserved: u64,
+    requests: Timeline,
+    framework: Framework,
+}
+
+impl Search<'_> {
+    /// The quickest plan that comes of mending plans for a few targets.
+    pub(super) fn mended(&mut self, fits: &mut Option<Planned>) -> Result<(), PlanError> {
+        let Some(framework) = self.framework else { return Ok(()) };
+        let request = self.request;
+        let mut memory = None;
+        for below in BELOW {
+            let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
+            let mut graph = request.graph.clone();
+            for _ in 0..ANEW {
+                let given = Given {
+                    graph: &graph,
+                    latencies: request.latencies,
+                    link: &request.device.link,
+                    pinned: request.device.pinned_bytes,
+                    target,
+                };
+                let decided = request.method.decide(&given, &mut memory);
+                if !decided.reached {
+                    break;
+                }
+                match self.mend(&decided.emitted, framework)? {
+                    Mended::Fits(planned) => {
+                        self.quicker(fits, *planned);
+                        break;
+                    }
+                    Mended::Short(operator) => {
+                        let more = Bytes(self.budget / MORE).in_blocks();
+                        graph.operators[operator.index()].workspace += more;
+                    }
+                    Mended::Not => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn mend(&self, emitted: &Emitted, framework: &Framework) -> Result<Mended, PlanError> {
+        let graph = self.request.graph;
+        let may = movable(graph, emitted);
+        let mut kept = BTreeSet::new();
+        for _ in 0..LOOKS {
+            let Some(look) = self.look(emitted, &kept, framework)? else { break };
+            if self.too_slow(look.time) {
+                break;
+            }
+            if look.reserved <= self.budget {
+                if look.height > self.budget {
+                    break;
+                }
+                let most = self.fill(emitted, &may, &kept, &look, framework)?;
+                for kept in [&most, &kept] {
+                    let planned = self.write(without(emitted, kept), &look.framework)?;
+                    if let Some(planned) = planned {
+                        return Ok(Mended::Fits(Box::new(planned)));
+                    }
+                }
+                break;
+            }
+            let requests = Requests::of(&look.requests, graph);
+            let mut more = kept.clone();
+            let mut last = None;
+            for _ in 0..CLEARED {
+                last = requests.growth(&look.framework, self.budget, &more, &may);
+                let Some(Growth { between: Some(between), .. }) = &last else { break };
+                more.extend(between);
+            }
+            if let Some(growth) = last {
+                let maker = match look.requests.holder(growth.request) {
+                    Holder::Tensor(tensor) => graph.generators()[tensor.index()],
+                    Holder::Workspace(operator) => Some(operator),
+                    Holder::Library | Holder::First => None,
+                };
+                return Ok(maker.map_or(Mended::Not, Mended::Short));
+            }
+            if more == kept {
+                break;
+            }
+            kept = more;
+        }
+        Ok(Mended::Not)
+    }
+
+    fn too_slow(&self, time: Nanos) -> bool {
+        self.rival.is_some_and(|rival| time.0 - time.0 / LONGER >= rival.0)
+    }
+
+    /// The decision without the copies of `kept`; `None` where it has no meaning then.
+    fn look(
+        &self,
+        emitted: &Emitted,
+        kept: &BTreeSet<TensorId>,
+        framework: &Framework,
+    ) -> Result<Option<Look>, PlanError> {
+        let request = self.request;
+        let emitted = without(emitted, kept);
+        let Ok(program) = Program::new(request.graph, request.latencies, &emitted.events) else {
+            return Ok(None);
+        };
+        let (program, _, height) = placed(program, &emitted, self.budget)?;
+        let run = nominal(&program, &request.device.link)?;
+        let mut framework = framework.clone();
+        let mut requests = reserved::planned(request.graph, &program, &run, &framework);
+        if !framework.config.expandable {
+            let small = requests.reserved_by(&framework, SMALL);
+            framework.first = Bytes(self.budget.saturating_sub(small.0) >> 21 << 21);
+            requests = reserved::planned(request.graph, &program, &run, &framework);
+        }
+        let reserved = requests.settle(&framework).at_peak.reserved.0;
+        Ok(Some(Look { height, time: run.iteration, reserved, requests, framework }))
+    }
+
+    /// As many more tensors stay as the budget has room for, the largest first.
+    fn fill(
+        &self,
+        emitted: &Emitted,
+        may: &BTreeSet<TensorId>,
+        kept: &BTreeSet<TensorId>,
+        look: &Look,
+        framework: &Framework,
+    ) -> Result<BTreeSet<TensorId>, PlanError> {
+        let bytes = |t: &TensorId| self.request.graph.tensor(*t).bytes.in_blocks().0;
+        let mut kept = kept.clone();
+        let mut order: Vec<TensorId> = may.difference(&kept).copied().collect();
+        order.sort_by_key(|t| (Reverse(bytes(t)), *t));
+        // One first block takes the whole budget, whatever is cut out of it.
+        let room = |look: &Look| {
+            let first = look.framework.first > Bytes::ZERO;
+            let held = if first { look.requests.allocated().0 } else { look.reserved };
+            self.budget.saturating_sub(held.max(look.height))
+        };
+        let (mut time, mut left) = (look.time, room(look));
+        for turn in 1..=FILLS {
+            if left < LEAST || order.is_empty() {
+                break;
+            }
+            let (mut more, mut free) = (kept.clone(), left);
+            for tensor in &order {
+                if bytes(tensor) <= free {
+                    free -= bytes(tensor);
+                    more.insert(*tensor);
+                }
+            }
+            let tried = if more == kept { None } else { self.look(emitted, &more, framework)? };
+            let fits =
+                |look: &Look| look.height.max(look.reserved) <= self.budget && look.time < time;
+            if let Some(look) = tried.filter(fits) {
+                time = look.time;
+                left = room(&look);
+                kept = more;
+                order.retain(|t| !kept.contains(t));
+                continue;
+            }
+            // Other tensors, and every third time fewer bytes.
+            let by = order.len().min(7);
+            order.rotate_left(by);
+            if turn % 3 == 0 {
+                left /= 2;
+            }
+        }
+        Ok(kept)
+    }
+
+    /// The decision as a plan, if it keeps within the budget and is quicker than the rival.
+    fn write(&self, emitted: Emitted, framework: &Framework) -> Result<Option<Planned>, PlanError> {
+        let request = self.request;
+        let Ok(program) = Program::new(request.graph, request.latencies, &emitted.events) else {
+            return Ok(None);
+        };
+        let (program, placements, height) = placed(program, &emitted, self.budget)?;
+        let mut planned = finish(request, self.liveness, emitted, program, placements, height)?;
+        planned.reserved = simulated(request.graph, &planned, Some(framework));
+        if framework.first > Bytes::ZERO {
+            let first = framework.first.0.to_string();
+            planned.plan.options.insert(FIRST_BLOCK.to_owned(), first);
+        }
+        let quicker = self.rival.is_none_or(|rival| planned.run.iteration < rival);
+        let fits = planned.bound().0 <= self.budget && !planned.fails();
+        Ok(Some(planned).filter(|_| quicker && fits))
+    }
+}
+
+/// Tensors whose every departure ends in a swap-in.
+fn movable(graph: &Graph, emitted: &Emitted) -> BTreeSet<TensorId> {
+    let mut away: BTreeMap<TensorId, i64> = BTreeMap::new();
+    let mut made = BTreeSet::new();
+    for event in &emitted.events {
+        match event {
+            Event::SwapOut { tensor, .. } | Event::Release { tensor, .. } => {
+                *away.entry(*tensor).or_default() += 1
+            }
+            Event::SwapIn { tensor, .. } => *away.entry(*tensor).or_default() -= 1,
+            Event::Recompute { operator, keep, .. } => {
+                made.extend(keep);
+                // What it reads may be there only because of other events.
+                made.extend(graph.operator(*operator).touches());
+            }
+        }
+    }
+    away.into_iter().filter(|(t, count)| *count == 0 && !made.contains(t)).map(|of| of.0).collect()
+}
+
+/// The decision without what moves these tensors.
+fn without(emitted: &Emitted, kept: &BTreeSet<TensorId>) -> Emitted {
+    let mut left = Emitted::default();
+    for (at, event) in emitted.events.iter().enumerate() {
+        let stays = match event {
+            Event::SwapOut { tensor, .. }
+            | Event::SwapIn { tensor, .. }
+            | Event::Release { tensor, .. } => kept.contains(tensor),
+            Event::Recompute { .. } => false,
+        };
+        if stays {
+            continue;
+        }
+        if let Some(until) = emitted.leaving_until.get(&at) {
+            left.leaving_until.insert(left.events.len(), *until);
+        }
+        left.events.push(event.clone());
+    }
+    left
+}
