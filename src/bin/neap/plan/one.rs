@@ -260,8 +260,17 @@ impl fmt::Display for Report {
             writeln!(f, "under noise: p95 {} of {} runs{beside}", noise.p95_ns, noise.runs)?;
         }
         match &self.reserved {
-            Some(reserved) => write!(f, "{reserved}"),
-            None => write!(f, "{}", self.pytorch),
+            Some(reserved) => write!(f, "{reserved}")?,
+            None => write!(f, "{}", self.pytorch)?,
         }
+        if let Some(first) = self.pytorch.first_block_bytes {
+            writeln!(
+                f,
+                "for that the script first requests one block, and frees it: torch.empty({}, \
+                 dtype=torch.uint8, device=\"cuda\")",
+                first.0
+            )?;
+        }
+        Ok(())
     }
 }

@@ -131,6 +131,9 @@ impl fmt::Display for ReservedReport {
 pub struct BesideReport {
     reserved_bytes: Bytes,
     allocated_bytes: Bytes,
+    /// The block that the script must request and free before all others, if the plan counts on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_block_bytes: Option<Bytes>,
     /// Whether that is with expandable segments, which were not asked for.
     #[serde(skip)]
     expandable: bool,
@@ -152,6 +155,7 @@ impl BesideReport {
         Self {
             reserved_bytes: reserved.at_peak.reserved,
             allocated_bytes: reserved.stats.peak_allocated,
+            first_block_bytes: Some(framework.first).filter(|&f| f > Bytes::ZERO && !expandable),
             expandable,
         }
     }
