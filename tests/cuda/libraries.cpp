@@ -1,6 +1,7 @@
 // cuBLASLt and cuDNN by their definitions, summed in f64, one algorithm for each thing that they do. Each takes a workspace and
 // ruins what was in it; work waits on its stream, as the driver beside it (driver.cpp) has them. FAKE_NO_ALGORITHM=1: they
-// have none for anything. FAKE_NO_EPILOGUE=1: cuBLASLt has none that adds a bias.
+// have none for anything. FAKE_NO_EPILOGUE=1: cuBLASLt has none that adds a bias. FAKE_LEAST=N: it has none that works in less
+// than N bytes.
 // cuBLASLt cuts sums that are long and have few results in three parts, unless FAKE_WHOLE=1, and adds them in order;
 // FAKE_IN_PLACE=1: it says that it adds them in whatever order they come. FAKE_TERMS=N: sums leave out terms, so that at
 // most N are left of the longest extent that they go over: for jobs whose whole sums would take hours. Memory, order and workspaces
@@ -165,7 +166,8 @@ int cublasLtMatmulAlgoConfigGetAttribute(const uint64_t* algorithm, int which, v
 }
 int cublasLtMatmulAlgoGetHeuristic(void*, Description* d, Layout* a, Layout*, Layout* c, Layout*, Preference* p, int, Heuristic* found, int* count) {
     // Sums in the output's place, or rounded in between, would give other bits each time.
-    bool fits = p->workspace >= SCRATCH && (p->reductions & ~2u) == 0 && !getenv("FAKE_NO_ALGORITHM");
+    const char* least = getenv("FAKE_LEAST");
+    bool fits = p->workspace >= (least ? strtoull(least, nullptr, 10) : SCRATCH) && (p->reductions & ~2u) == 0 && !getenv("FAKE_NO_ALGORITHM");
     fits = fits && (d->epilogue == 0 || !getenv("FAKE_NO_EPILOGUE"));
     *count = fits;
     int64_t sum_over = d->transposed[0] ? a->rows : a->columns;

@@ -434,6 +434,11 @@ fn operators_without_a_library_are_counted_and_named() {
     assert!(slow["scratch_bytes"].as_u64() < Some(4096), "{slow}");
     let note = slow["notes"].to_string();
     assert!(note.contains("run on neap's plain kernels") && note.contains("conv2d"), "{note}");
+    // Where no plan says otherwise, cuBLASLt may work in 32 MiB on a Hopper GPU.
+    let (most, more) = (32 << 20, (32 << 20) + 1);
+    let with_least = |bytes: u64| report(&[("FAKE_LEAST", &bytes.to_string())], &[]);
+    assert_eq!(with_least(most)["fallbacks"], 0);
+    assert!(with_least(more)["fallbacks"].as_u64() > Some(0));
     // The test library refuses to run in another type than it said that it computes in.
     assert_eq!(report(&[], &["--tf32"])["fallbacks"], 0);
     for times in ["walls_ns", "iterations_ns"] {

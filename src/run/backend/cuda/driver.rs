@@ -557,3 +557,18 @@ impl Drop for Queue {
         let _ = unsafe { result::stream::destroy(self.stream) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_touch_each_page_once_and_nothing_behind() {
+        // Two whole pieces, and a part of one.
+        let bytes = (130 << 20) + 3;
+        let mut memory = vec![7_u8; bytes + 64];
+        touch(memory.as_mut_ptr(), bytes);
+        assert!(memory[..bytes].iter().all(|byte| *byte == 0));
+        assert!(memory[bytes..].iter().all(|byte| *byte == 7));
+    }
+}
