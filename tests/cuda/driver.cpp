@@ -385,7 +385,9 @@ Result cuEventElapsedTime(float* milliseconds, Event* from, Event* to) {
     ONE_AT_A_TIME;
     look();
     if (!from->recorded || !to->recorded || !from->timed || !to->timed) return 400;
-    if (from->passed < from->recorded || to->passed < to->recorded) return 600;
+    // An event for which the host has not waited may have passed or not: here it has not.
+    auto ahead = [](Event* event) { return event->passed < event->recorded || host[event->on] < event->clock[event->on]; };
+    if (ahead(from) || ahead(to)) return 600;
     *milliseconds = (float)(to->at - from->at);
     return 0;
 }
