@@ -213,6 +213,49 @@ fn a_plan_of_several_jobs_runs_in_its_arena_with_a_window_or_without() {
     }
 }
 
+#[test]
+fn a_window_is_passed_on_within_iterations() {
+    let folder = plans(&NAMES[..2]);
+    let graphs = NAMES.map(|n| format!("{n}.graph.json"));
+    let plan = folder.json(&[
+        "plan",
+        &graphs[0],
+        &graphs[1],
+        &graphs[0],
+        "--budget",
+        "min",
+        "--overlap",
+        "-o",
+        "all.plan.json",
+    ]);
+    assert!(number(&plan, "window_bytes") > 0);
+    let arena = number(&plan, "arena_bytes").to_string();
+    let solo = NAMES[..2].iter().map(|name| alone(&folder, name, "30")).collect::<Vec<_>>();
+    for policy in ["pack", "srtf"] {
+        let report = folder.json(&[
+            "run",
+            "all.plan.json",
+            "--on",
+            "host",
+            "--iterations",
+            "30",
+            "--policy",
+            policy,
+            "--memory",
+            &arena,
+        ]);
+        for (name, alone) in NAMES.iter().zip(&solo) {
+            same_numbers(&report, name, alone);
+        }
+        let jobs = report["jobs"].as_array().unwrap();
+        assert_eq!(jobs[2]["checksum"], jobs[0]["checksum"], "the same job twice");
+        assert!(jobs.iter().all(|j| j["waited_for"].is_null() || policy == "srtf"), "{report:#}");
+        let waited: u64 = jobs.iter().map(|j| number(j, "window_waited_ns")).sum();
+        // Jobs wait for each other within their iterations only if these run at once.
+        assert_eq!(waited > 0, policy == "pack", "{policy}: {report:#}");
+    }
+}
+
 /// Runs the service with a way to write to its stdin.
 fn listening(
     folder: &Folder,

@@ -39,7 +39,7 @@ use crate::units::{BLOCK, Bytes, Nanos, id32};
 use feedback::Feedback;
 use planning::Made;
 use record::Records;
-use scheduler::{Coming, Needs, Order, Scheduler};
+use scheduler::{Coming, Needs, Order, Scheduler, Shares};
 use split::Split;
 use worker::{Command, Progress};
 
@@ -180,14 +180,18 @@ impl Remote {
 /// A job's needs and expected times, from its plan.
 fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError> {
     let program = Program::placed(&work.graph, plan)?;
-    let split = Split::of(&program);
+    let split = Split::of(&program, work.passes(plan));
     let iteration =
         engine::nominal(&program, &work.profile.link).map(|run| run.iteration).unwrap_or_default();
     Ok(Coming {
         needs: Needs {
             persistent: split.persistent,
             ephemeral: split.ephemeral,
-            shares: plan.window.is_some(),
+            shares: match (&plan.window, work.passes(plan)) {
+                (None, _) => Shares::Nothing,
+                (Some(_), None) => Shares::ByIterations,
+                (Some(_), Some(_)) => Shares::ByOperators,
+            },
             plan: index,
         },
         utilisation: roofline::utilisation(&work.graph.operators, &plan.latencies, &work.profile),
@@ -299,7 +303,7 @@ impl<'env> Service<'_, 'env> {
         let plans = vec![work.plan.clone()];
         let mine = Arc::clone(&work);
         self.scope.spawn(move || {
-            worker::work(&mine, arena, shared, &told, &|what| {
+            worker::work((id, &mine), arena, shared, &told, &|what| {
                 drop(messages.send(Message::Progress(id, what)))
             })
         });

@@ -344,6 +344,8 @@ struct JobReport<'a> {
     checksum: &'a str,
     iteration_ns: Nanos,
     late_copies: u64,
+    /// How long it waited for a window that other jobs held.
+    window_waited_ns: Nanos,
     notes: &'a [String],
 }
 
@@ -387,6 +389,7 @@ impl<'a> JobReport<'a> {
             checksum: &job.outcome.checksum,
             iteration_ns: median(&job.outcome.iteration_ns),
             late_copies: job.outcome.late_copies,
+            window_waited_ns: job.outcome.window_ns,
             notes: &job.outcome.notes,
         }
     }

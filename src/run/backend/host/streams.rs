@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::window::{Member, Windows};
 use crate::backend::{Failure, Measured, Script, Stream};
 use crate::units::{Bytes, Nanos};
 
@@ -21,6 +22,9 @@ struct State {
     /// The item that each stream waits for.
     waiting: [Option<usize>; 3],
     late: u64,
+    /// The stretch for which the window is held, and how long was waited for it.
+    held: Option<usize>,
+    window: Nanos,
     loss: Option<f32>,
     high: Bytes,
     failure: Option<Failure>,
@@ -29,6 +33,7 @@ struct State {
 /// The streams of one device.
 pub struct Streams<'a> {
     script: &'a Script,
+    window: Option<(&'a Windows, Member)>,
     state: Mutex<State>,
     /// One for each stream, and one for the thread that waits for the end.
     changed: [Condvar; 4],
@@ -41,7 +46,7 @@ const END: usize = 3;
 impl<'a> Streams<'a> {
     /// Nothing enqueued.
     #[must_use]
-    pub fn new(script: &'a Script) -> Self {
+    pub fn new(script: &'a Script, window: Option<(&'a Windows, Member)>) -> Self {
         let state = State {
             started: Instant::now(),
             iteration: 0,
@@ -51,12 +56,15 @@ impl<'a> Streams<'a> {
             times: vec![(Nanos::ZERO, Nanos::ZERO); script.items.len()],
             waiting: [None; 3],
             late: 0,
+            held: None,
+            window: Nanos::ZERO,
             loss: None,
             high: Bytes::ZERO,
             failure: None,
         };
         Self {
             script,
+            window,
             state: Mutex::new(state),
             changed: Default::default(),
             stop: AtomicBool::new(false),
@@ -108,7 +116,7 @@ impl<'a> Streams<'a> {
         state.queued = [0; 3];
         state.ended = [0; 3];
         state.done.fill(false);
-        (state.late, state.loss) = (0, None);
+        (state.late, state.window, state.loss) = (0, Nanos::ZERO, None);
         state.started = Instant::now();
         Ok(())
     }
@@ -152,7 +160,8 @@ impl<'a> Streams<'a> {
         measured.items.clear();
         measured.items.extend_from_slice(&state.times);
         measured.iteration = state.times.iter().map(|t| t.1).max().unwrap_or_default();
-        (measured.late, measured.loss) = (state.late, state.loss);
+        (measured.late, measured.window) = (state.late, state.window);
+        measured.loss = state.loss;
         Ok(())
     }
 
@@ -200,6 +209,18 @@ impl<'a> Streams<'a> {
             }
         }
         state.waiting[s] = None;
+        if let (Some(stretch), Some((windows, member))) = (item.stretch, self.window)
+            && state.held != Some(stretch)
+        {
+            // The stretch before is over, because the item waited for its end.
+            drop(state);
+            let waited = windows.wait(member, &self.stop)?;
+            state = self.lock();
+            // Another stream of the job may have waited for the same stretch.
+            if state.held.replace(stretch) != Some(stretch) {
+                state.window += Nanos(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX / 2));
+            }
+        }
         state.high = state.high.max(item.top);
         Some((index, state.iteration, state.started))
     }
@@ -210,6 +231,7 @@ impl<'a> Streams<'a> {
         state.times[item] = times;
         state.loss = loss.or(state.loss);
         state.ended[stream.index()] += 1;
+        self.let_go(&mut state, item);
         for (other, changed) in self.changed.iter().take(END).enumerate() {
             if state.waiting[other] == Some(item) {
                 changed.notify_all();
@@ -217,6 +239,16 @@ impl<'a> Streams<'a> {
         }
         if state.ended == state.queued {
             self.changed[END].notify_all();
+        }
+    }
+
+    /// Passes the window on if its stretch is over with this item.
+    fn let_go(&self, state: &mut State, item: usize) {
+        let (Some(stretch), Some((windows, member))) = (state.held, self.window) else { return };
+        let ends = &self.script.stretches[stretch];
+        if ends.contains(&item) && ends.iter().all(|&end| state.done[end]) {
+            state.held = None;
+            windows.let_go(member);
         }
     }
 }
