@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::lanes::{LaneId, Mode};
+use super::super::lanes::LaneId;
 use super::super::mechanism::{Mechanism, Room};
 use super::super::policy::Style;
 use super::{Engine, FINE, NEVER, WHOLE, turns};
@@ -92,7 +92,7 @@ impl Engine<'_> {
     /// Whether the job with the least service since it came runs alone, as in the released code,
     /// which compares that and never resets it.
     fn compares_service(&self) -> bool {
-        self.style == Style::Rotating && self.settings.mode == Mode::AsReleased
+        self.style == Style::Rotating && self.released
     }
 
     /// Puts a job that starts on a clock.

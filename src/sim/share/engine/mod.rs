@@ -130,6 +130,8 @@ struct Engine<'a> {
     grown: BTreeSet<u32>,
     /// Whether persistent memory of waiting jobs may go to the host.
     moves: bool,
+    /// Whether lanes follow Salus's released code.
+    released: bool,
     now: u64,
     /// The running jobs, by clock.
     clocks: BTreeMap<ClockId, Clock>,
@@ -189,6 +191,7 @@ impl<'a> Engine<'a> {
             dilation: 1000,
         };
         let lanes = settings.mechanism == Mechanism::Lanes;
+        let released = lanes && settings.mode == Mode::AsReleased;
         Self {
             jobs,
             policy,
@@ -196,12 +199,12 @@ impl<'a> Engine<'a> {
             keep,
             style,
             room: settings.room(style),
-            layout: (lanes && settings.mode != Mode::AsReleased)
-                .then(|| Layout::new(settings.capacity)),
+            layout: (lanes && !released).then(|| Layout::new(settings.capacity)),
             touched: Vec::new(),
             needs: jobs.iter().map(Job::need).collect(),
             grown: BTreeSet::new(),
             moves: policy.moves() && lanes && settings.mode == Mode::Neap,
+            released,
             now: 0,
             clocks: BTreeMap::new(),
             stopped: Clock::default(),
@@ -279,11 +282,7 @@ impl<'a> Engine<'a> {
     /// policy.
     fn line_key(&self, job: u32) -> Key {
         let it = &self.jobs[job as usize];
-        if self.settings.mode == Mode::AsReleased {
-            (-i64::from(it.priority), it.submit.0, job)
-        } else {
-            self.key(job)
-        }
+        if self.released { (-i64::from(it.priority), it.submit.0, job) } else { self.key(job) }
     }
 
     /// A resident's place among those that do not run.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::super::contention::WHOLE;
-use super::super::lanes::{Join, LaneId, MOST, Mode};
+use super::super::lanes::{Join, LaneId, MOST};
 use super::super::mechanism::{Mechanism, Room};
 use super::super::policy::{Style, choose};
 use super::{Engine, Key, LOOK, NEVER, State};
@@ -68,7 +68,7 @@ impl Engine<'_> {
     /// Admits waiting jobs in the policy's order, as far as there is room.
     fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
         // The released code lets later jobs pass for ever.
-        let released = self.settings.mode == Mode::AsReleased;
+        let released = self.released;
         let skips = self.policy.skips() || released;
         loop {
             let closed =
