@@ -107,6 +107,11 @@ impl Tenant {
     }
 }
 
+/// Whether a policy runs one job at a time.
+pub(super) fn in_turn(policy: &dyn Policy) -> bool {
+    matches!(policy.style(), Style::One { .. } | Style::Rotating)
+}
+
 /// The scheduler's state.
 pub struct Scheduler {
     policy: &'static dyn Policy,
@@ -123,9 +128,7 @@ impl Scheduler {
     /// service after which memory is moved for a turn.
     #[must_use]
     pub fn new(policy: &'static dyn Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
-        let most =
-            if matches!(policy.style(), Style::One { .. } | Style::Rotating) { 1 } else { MOST };
-        let memory = Memory::new(arena, most);
+        let memory = Memory::new(arena, if in_turn(policy) { 1 } else { MOST });
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
 
@@ -313,9 +316,7 @@ impl Scheduler {
     /// Jobs that may run at the same time share a lane only if they were planned to. Other jobs
     /// share one.
     fn join(&self, needs: &Needs) -> Join {
-        if needs.shares != Shares::Nothing
-            || matches!(self.policy.style(), Style::One { .. } | Style::Rotating)
-        {
+        if needs.shares != Shares::Nothing || in_turn(self.policy) {
             Join::Share
         } else {
             Join::Own
@@ -537,7 +538,7 @@ impl Scheduler {
     }
 
     fn go(&mut self, wanted: &[JobId], orders: &mut Vec<Order>) {
-        let one = matches!(self.policy.style(), Style::One { .. } | Style::Rotating);
+        let one = in_turn(self.policy);
         let spots = self.memory.spots();
         // The lanes in use, and whether they are passed on within iterations.
         let running = |jobs: &BTreeMap<JobId, Tenant>| -> BTreeMap<u32, bool> {

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use super::memory::Spot;
 use super::split::Split;
 use crate::backend::{Measured, host};
-use crate::contract::{JobPlan, Window};
+use crate::contract::{JobPlan, Latency, Window};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::plan::{Method, Share};
@@ -60,6 +60,9 @@ pub struct Work {
     pub priority: u64,
     /// The largest part of all jobs' swaps that it may make, then.
     pub swap_limit: Share,
+    /// The latencies of its operators while other jobs use 0, 10, … 100 % of the device; empty
+    /// where one is known for all loads.
+    pub at_loads: Vec<Vec<Latency>>,
     /// Iterations, seed and initial values.
     pub settings: Settings,
 }

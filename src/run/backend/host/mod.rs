@@ -18,7 +18,7 @@ use std::thread;
 use arena::Arena;
 use calls::{Lookup, Prepared};
 use link::{LinkRate, Pace, after, sleep_until};
-use streams::Streams;
+use streams::{Done, Streams};
 use window::{Member, Windows};
 
 use super::operators::KernelError;
@@ -143,10 +143,10 @@ fn compute(
         });
     }
     streams.serve(Stream::Compute, |item, iteration| {
-        let Some((operator, step)) = &prepared[item] else { return Ok(None) };
+        let Some((operator, step)) = &prepared[item] else { return Ok(Done::default()) };
         let result = catch_unwind(AssertUnwindSafe(|| step.run(graph, iteration, batch, poison)));
         let problem = match result {
-            Ok(Ok(loss)) => return Ok(loss),
+            Ok(Ok(loss)) => return Ok(Done { loss, began: None }),
             Ok(Err(problem)) => problem,
             Err(panic) => KernelError::Device(format!("its kernel panicked: {}", message(&*panic))),
         };
@@ -176,7 +176,9 @@ fn copy(
         Direction::D2h => Stream::D2h,
     };
     streams.serve(stream, |item, iteration| {
-        let Work::Copy { device, host, bytes } = script.items[item].work else { return Ok(None) };
+        let Work::Copy { device, host, bytes } = script.items[item].work else {
+            return Ok(Done::default());
+        };
         if jitter > Nanos::ZERO {
             let nanos = crate::seed::mix(iteration << 32 ^ item as u64) % jitter.0;
             sleep_until(after(std::time::Instant::now(), nanos), &streams.stop);
@@ -191,8 +193,8 @@ fn copy(
         let bytes = usize::try_from(bytes.0).map_err(|_| outside())?;
         // SAFETY: both ranges are inside their allocations, which differ; the plan's waits keep
         // writers away meanwhile.
-        unsafe { pace.copy(direction, from, to, bytes, &streams.stop) };
-        Ok(None)
+        let began = unsafe { pace.copy(direction, from, to, bytes, &streams.stop) };
+        Ok(Done { loss: None, began: Some(began) })
     });
 }
 

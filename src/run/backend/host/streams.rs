@@ -30,6 +30,15 @@ struct State {
     failure: Option<Failure>,
 }
 
+/// What a stream says of an item that it has run.
+#[derive(Default)]
+pub struct Done {
+    /// The captured loss.
+    pub loss: Option<f32>,
+    /// When it began, if that was later than its turn on its stream: other jobs used the link.
+    pub began: Option<Instant>,
+}
+
 /// The streams of one device.
 pub struct Streams<'a> {
     script: &'a Script,
@@ -167,17 +176,16 @@ impl<'a> Streams<'a> {
 
     /// Runs a stream until the device stops: `run` is given each item, when its waits are over,
     /// with the iteration.
-    pub fn serve(
-        &self,
-        stream: Stream,
-        mut run: impl FnMut(usize, u64) -> Result<Option<f32>, Failure>,
-    ) {
+    pub fn serve(&self, stream: Stream, mut run: impl FnMut(usize, u64) -> Result<Done, Failure>) {
         while let Some((item, iteration, started)) = self.next(stream) {
-            let begin = since(started);
+            let begin = Instant::now();
             let result = run(item, iteration);
-            let end = Nanos(since(started).0.max(begin.0 + 1));
+            let end = since(started);
             match result {
-                Ok(loss) => self.ended(stream, item, (begin, end), loss),
+                Ok(Done { loss, began }) => {
+                    let begin = between(started, began.unwrap_or(begin));
+                    self.ended(stream, item, (begin, Nanos(end.0.max(begin.0 + 1))), loss);
+                }
                 Err(failure) => return self.fail(failure),
             }
         }
@@ -254,5 +262,10 @@ impl<'a> Streams<'a> {
 }
 
 fn since(started: Instant) -> Nanos {
-    Nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX / 2))
+    between(started, Instant::now())
+}
+
+fn between(started: Instant, now: Instant) -> Nanos {
+    let passed = now.saturating_duration_since(started);
+    Nanos(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX / 2))
 }
