@@ -97,3 +97,23 @@ def test_an_optimizer_that_steps_inside_backward_is_let_be() -> None:
     assert report is not None and "its optimizer steps inside backward" in report.notes, report
     assert torch._C._len_torch_dispatch_stack() == 0
     assert same(run(make)[0], found)
+
+
+def test_a_model_is_compiled_while_it_is_watched() -> None:
+    def make() -> Job:
+        torch._dynamo.reset()
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)])
+        count = [0]
+
+        def loss_of() -> torch.Tensor:
+            count[0] += 1
+            if count[0] == 2:  # The first that is recorded.
+                model.compile(backend="eager")
+            assert torch.ctc_loss.__name__ == "ctc_loss"
+            return model(torch.randn(32, 16)).square().mean()
+
+        return trained(model, torch.optim.Adam(model.parameters()), loss_of)
+
+    found, report = run(make, fitted=True)
+    assert report is not None and report.planned + sum(report.unplanned.values()) == 5, report
+    assert same(run(make)[0], found)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -37,7 +37,9 @@ def override(treatment: str) -> None:
         "repeat_interleave.Tensor": _repeat_interleave,
     }.items():
         implement(_library, name, function)
-    torch.ctc_loss = partial(_ctc_loss, torch.ctc_loss)  # type: ignore[assignment]
+    plain = torch.ctc_loss
+    # `torch.compile` asks functions of PyTorch's for their names.
+    torch.ctc_loss = update_wrapper(partial(_ctc_loss, plain), plain)  # type: ignore[assignment]
 
 
 def implement(library: Any, name: str, function: Any) -> None:

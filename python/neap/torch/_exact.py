@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -38,18 +38,22 @@ class Exact:
     def __init__(self, watch: Watch) -> None:
         self.busy = False
         self._watch = watch
-        self._ctc_loss = torch.ctc_loss
+        self._ctc_loss: Callable[..., torch.Tensor] | None = None
 
     def start(self) -> None:
         """Looks at each call of backward and of the CTC loss from now on."""
         self._watch.around_backward = self._within
-        self._ctc_loss = torch.ctc_loss
-        torch.ctc_loss = partial(_with_numbers, self._ctc_loss)  # type: ignore[assignment]
+        plain = self._ctc_loss = torch.ctc_loss
+        numbers = partial(_with_numbers, plain)
+        # `torch.compile` asks functions of PyTorch's for their names.
+        torch.ctc_loss = update_wrapper(numbers, plain)  # type: ignore[assignment]
 
     def stop(self) -> None:
         """Ends."""
         self._watch.around_backward = None
-        torch.ctc_loss = self._ctc_loss
+        if self._ctc_loss is not None:
+            torch.ctc_loss = self._ctc_loss
+            self._ctc_loss = None
 
     @contextmanager
     def _within(self, roots: Sequence[Any]) -> Iterator[None]:
