@@ -3,10 +3,11 @@
     neap dry -- python bench/torch/run.py          # on any machine: exact bytes, predicted times
     python bench/torch/run.py                      # on a GPU: measured bytes and times
 
-Prints one Markdown table, and with --plot FILE.svg draws it. Each line is a training job of Adam in
-a process of its own; peaks are those of the last iterations, when everything has settled. Predicted
-times are roofline times of the profile that --device names: the operators, what runs again, and for
-copies that nothing hides their bytes over the link.
+Prints one Markdown table, and with --plot FILE.svg draws it; with --arena a second one, of neap's
+predicted times beside those that `neap plan` predicts for an arena of the same bytes. Each line is
+a training job of Adam in a process of its own; peaks are those of the last iterations, when
+everything has settled. Predicted times are roofline times of the profile that --device names: the
+operators, what runs again, and for copies that nothing hides their bytes over the link.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -199,7 +201,8 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
     if fitted is not None:
         report = fitted.report()
         ranges = fitted.planner.ranges if fitted.planner else []
-        blocks_again = [r for r in ranges if r.call.kind in ("Bottleneck", "Block")]
+        calls = [r for r in ranges if r.call is not None]
+        blocks_again = [r for r in calls if r.call.kind in ("Bottleneck", "Block")]
         found["predicted"] = report.predicted_iteration_ns / 1e6
         found["plain"] = report.unplanned_iteration_ns / 1e6
         found["met"] = report.met
@@ -210,6 +213,37 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
         found["saved"] = saved_bytes(make)
         found["states"] = 2 * sum(p.numel() * 4 for p in model.parameters())
     return found
+
+
+def in_an_arena(make: Callable[[], Any], budget: int, profile: str) -> dict[str, Any]:
+    """What ``neap plan`` predicts for the recorded iteration in an arena of so many bytes."""
+    model, loss_of, _ = make()
+    model.cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def iteration() -> None:
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+    with tempfile.TemporaryDirectory() as folder:
+        graph, plan = Path(folder, "job.graph.json"), Path(folder, "job.plan.json")
+        neap.torch.record(iteration, model, optimizer, graph)
+        asked = [executable(), "plan", str(graph), "--device", profile, "--budget", str(budget)]
+        done = subprocess.run([*asked, "-o", str(plan), "--json"], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    return {"predicted": json.loads(done.stdout)["iteration_ns"] / 1e6}
+
+
+def beside_arena(rows: list[tuple[str, str, float, float]]) -> None:
+    """A table of models, shares, and times inside PyTorch and in an arena."""
+    print()
+    columns = ("model", "budget", "inside PyTorch ms", "arena ms", "ratio")
+    table = Table(columns, ("model", "budget"))
+    for name, share, inside, arena in rows:
+        times = f"{inside:,.1f}", f"{arena:,.1f}", f"{inside / arena:.2f}"
+        table.row(name, f"{share} % of reserved", *times)
 
 
 def alone(name: str, way: str, budget: int, device: str) -> dict[str, Any]:
@@ -244,13 +278,17 @@ def main() -> None:
     parser.add_argument("--budgets", default="60,50", help="shares of the reserved peak, percent")
     parser.add_argument("--models", default="resnet50,gpt2")
     parser.add_argument("--compiled", help="shares for activation_memory_budget, such as 0.5,0.2")
+    parser.add_argument("--arena", action="store_true", help="compare with plans for an arena")
     parser.add_argument("--plot", help="draw the table here, as SVG")
     parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     makes = {"resnet50": resnet50, "gpt2": gpt2, "small": small}
     if asked.row:
         name, way, budget = asked.row
-        print(json.dumps(measured(makes[name], way, int(budget), asked.device)))
+        if way == "arena":
+            print(json.dumps(in_an_arena(makes[name], int(budget), asked.device)))
+        else:
+            print(json.dumps(measured(makes[name], way, int(budget), asked.device)))
         return
     dry = float(torch.ones(3, device="cuda").sum().item()) != 3.0
     out, back = link(asked.device)
@@ -258,6 +296,7 @@ def main() -> None:
     columns = ("model", "way", "peak allocated MiB", "peak reserved MiB", f"{kind} ms")
     table = Table(columns, ("model", "way"))
     bars: list[Bar] = []
+    arenas: list[tuple[str, str, float, float]] = []
 
     def row(name: str, way: str, found: dict[str, Any], predicted: float | None) -> None:
         ms = predicted if dry else found["ms"]
@@ -281,10 +320,16 @@ def main() -> None:
         for share, found in fits.items():
             unmet = "" if found["met"] else ", not met"
             row(name, f"neap, {share} % of reserved{unmet}", found, found["predicted"])
+            if asked.arena and found["met"]:
+                budget = nothing["reserved"] * int(share) // 100
+                arena = alone(name, "arena", budget, asked.device)
+                arenas.append((name, share, found["predicted"], arena["predicted"]))
         for share in asked.compiled.split(",") if asked.compiled else ():
             way = COMPILED.format(share=share)
             # The dry device has no times of kernels that the compiler makes.
             row(name, way, alone(name, way, 0, asked.device), None)
+    if arenas:
+        beside_arena(arenas)
     if asked.plot:
         Path(asked.plot).write_text(drawn(bars, kind), "utf-8")
 
