@@ -15,7 +15,7 @@ try:
 except ImportError:
     # `test_package.py` says so; the others can't even be read.
     needing = ("record", "dry", "fit", "again", "jobs", "loops", "rough", "trainers", "feedback")
-    needing += ("early", "share", "parts", "loans", "margin", "exact")
+    needing += ("early", "share", "parts", "loans", "margin", "exact", "remake")
     collect_ignore = [f"test_{name}.py" for name in needing]
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +52,22 @@ def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
     monkeypatch.setattr(_states, "PIECE", 8)
     monkeypatch.setenv("NEAP", neap)
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of modules may run again, and operators may not."""
+    from neap.torch import _planning
+
+    monkeypatch.setattr(_planning, "operators", lambda *about: [])
+
+
+@pytest.fixture
+def operators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators may run again, and calls of modules may not."""
+    from neap.torch import _planning
+
+    monkeypatch.setattr(_planning, "candidates", lambda *about: ([], {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

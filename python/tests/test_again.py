@@ -17,7 +17,7 @@ from fitted import everything, same
 from jobs import Block, Job, Transformer, classify, language, squared
 from torch import nn
 
-pytestmark = pytest.mark.usefixtures("small")
+pytestmark = pytest.mark.usefixtures("small", "calls_alone")
 ITERATIONS = 7
 
 

@@ -416,8 +416,11 @@ def test_numbers_are_those_without_neap(
         assert report.planned == ITERATIONS - 3, report
         assert report.unplanned == {"watching": 3}, report
         # Something left the device, counted by storages that were seen to be gone.
-        assert report.freed + report.recomputed_deaths > 0 or report.state_bytes > 0, report
-        assert report.swapped_in == report.freed == report.swapped_out, report
+        gone = report.freed + report.recomputed_deaths + report.remade_deaths
+        assert gone > 0 or report.state_bytes > 0, report
+        # A parameter that is away twice is copied to the host once.
+        assert report.swapped_in == report.freed >= report.swapped_out, report
         assert not any("did not come back" in note for note in report.notes), report
         moved = report.state_bytes >> 10
-        record_property(budget, (report.swapped_out, report.recomputed, moved, report.met))
+        again = report.recomputed + report.remade
+        record_property(budget, (report.swapped_out, again, moved, report.met))

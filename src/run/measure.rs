@@ -283,7 +283,6 @@ impl Copies {
                     stream,
                     waits: Vec::new(),
                     fetches: Vec::new(),
-                    stretch: None,
                     trigger: None,
                     work,
                     top: Bytes::ZERO,
@@ -366,7 +365,6 @@ fn copies(
         load_percent: if beside == Beside::Nothing || *target != Target::Host { 0 } else { LOAD },
         poison: false,
         jitter: Nanos::ZERO,
-        member: None,
     };
     let (measured, _) = open(
         (target, None, spare),

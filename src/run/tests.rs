@@ -17,7 +17,6 @@ use crate::units::{OpId, TensorId};
 mod jobs;
 mod races;
 mod replan;
-mod windows;
 
 use jobs::*;
 

@@ -39,7 +39,7 @@ def fit(
         device: the profile by whose times and link the plan is made: a name that
             ``neap device list`` shows, or a ``*.device.json``.
         verbose: whether to say on stderr when planning begins and when the plan acts.
-        recompute: whether calls of modules may run again in backward.
+        recompute: whether calls of modules and operators may run again in backward.
         enforce: whether PyTorch may not reserve more than the budget while the plan acts.
         early_updates: whether each parameter may be updated inside backward as soon as its
             gradient is complete, which is then freed. Only for a loop that takes the step after

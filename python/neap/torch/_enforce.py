@@ -8,7 +8,7 @@ import torch
 
 from neap.torch._schedule import Point, Schedule
 
-_REFINEMENTS = 2
+_REFINEMENTS = 3
 """So often a smaller margin is tried once a plan fits that leaves memory unused."""
 
 
@@ -54,7 +54,7 @@ class Margin:
         else:
             if self._best is None or schedule.iteration_ns < self._best.iteration_ns:
                 self._best, self._fitted = schedule, left
-            if self._failed is None or -over < schedule.budget_bytes // 20:
+            if self._failed is None or -over < schedule.budget_bytes // 40:
                 return self._back(schedule)
         span = self._fitted - self._failed
         if self._refined >= _REFINEMENTS or span < schedule.budget_bytes // 50:

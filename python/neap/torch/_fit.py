@@ -182,7 +182,9 @@ class Fit:
         report.freed, report.kept, report.late = counts.deaths, counts.kept, counts.late
         report.state_bytes = self._updates.state_bytes
         report.recomputed, report.recomputed_deaths = recompute.ran, recompute.deaths
-        report.compared = recompute.compared
+        remakes = self.runtime.remakes
+        report.remade, report.remade_deaths = remakes.ran, remakes.deaths
+        report.compared = recompute.compared + remakes.compared
         report.early_updates = self._updates.early
         report.iteration_s = statistics.median(self._times) if self._times else 0.0
         report.peak_allocated_bytes = self.enforcement.peak_allocated()
@@ -433,13 +435,18 @@ class Fit:
         """What the first planned iterations showed, and whether the plan must be made anew."""
         differing = dict(self.runtime.recompute.differing)
         self.runtime.recompute.differing.clear()
+        made = dict(self.runtime.remakes.differing)
+        self.runtime.remakes.differing.clear()
         over = self.enforcement.peak_reserved() - schedule.budget_bytes
         report = self._report
         # The first one grows into what the allocator keeps, and so do those after giving back.
         enough = 4 if schedule.trims else 2
-        if self._tried < enough and over <= 0 and not differing:
+        if self._tried < enough and over <= 0 and not differing and not made:
             return
-        if differing:
+        if differing or made:
+            for (node, number), why in made.items():
+                self._banned.add((node, number))
+                report.notes.append(f"{why}, so what {node} gives is kept")
             for (module, number), why in differing.items():
                 self._banned.add((module, number))
                 report.notes.append(
@@ -534,7 +541,7 @@ class Fit:
         if not schedule.met:
             report.notes.append(_UNMET)
         computes = self.enforcement.computes()
-        self.runtime.recompute.compare = computes
+        self.runtime.recompute.compare = self.runtime.remakes.compare = computes
         if computes and self.runtime.meter is None:
             self.runtime.meter = Meter(self.device)
         self.enforcement.lift()
@@ -555,7 +562,7 @@ class Fit:
             f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "
             f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
             f"{len(schedule.away)} states are swapped, {lent}"
-            f"{len(schedule.again)} calls run again; "
+            f"{len(schedule.again)} calls and {len(schedule.remade)} operators run again; "
             f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
             f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"
         )

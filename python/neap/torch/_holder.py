@@ -98,9 +98,10 @@ Kept = tuple[torch.Tensor, int, int]
 iteration or -1, and its version.
 """
 
-Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, bool]
+Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, int, bool]
 """What is expected of a saved tensor: type, shape, strides, offset, names that the function that
-made it may have, the activation that it belongs to, and whether anything is done at its point.
+made it may have, what keeps it if its bytes may go, the number that it gets besides its place, and
+whether anything is done at its point.
 """
 
 

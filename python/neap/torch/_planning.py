@@ -23,7 +23,7 @@ import torch
 
 from neap.torch import _form, _world
 from neap.torch._graph import Iteration
-from neap.torch._ranges import Range, candidates, families
+from neap.torch._ranges import Range, candidates, families, operators, unchained
 from neap.torch._recorder import Recorder
 from neap.torch._schedule import Schedule, Timeline, schedule
 from neap.torch._storage import Storage
@@ -31,6 +31,10 @@ from neap.torch._world import World
 
 _FEW = 16
 """The most ranges that are ordered by how much each lowers the peak."""
+_GOOD = 1.05
+"""Where running operators again makes a plan that takes no longer than this, in parts of the time
+without a plan, calls are not looked at.
+"""
 _PRUNED = 2
 """How many of the last ranges are left out on trial."""
 _AS_LISTED = ["--no-reorder", "--no-split"]
@@ -150,14 +154,14 @@ class Planner:
         self._way = _USUAL
         """What the search is for."""
         self._soon_ranges: list[Range] = []
+        self._orders: dict[tuple[str, tuple[tuple[str, int], ...]], list[Range]] = {}
+        """What :meth:`_order` found; it is the same for every budget."""
         self.ranges: list[Range] = []
         self.excluded: dict[str, int] = {}
         if recompute:
-            self.ranges, reasons = candidates(recorder, found, self.durations, _world.SMALLEST)
-            self.excluded = dict(reasons)
+            self.ranges, self.excluded = self._candidates(found)
             if soon is not None:
-                found_soon = candidates(recorder, soon, self.durations, _world.SMALLEST)
-                self._soon_ranges = found_soon[0]
+                self._soon_ranges, _ = self._candidates(soon)
         self.ahead = False
         self._profile: dict[str, Any] | None = None
         """The device with its link as measured, once it was."""
@@ -197,6 +201,12 @@ class Planner:
         """Writes what is watched as a graph, with nothing run again."""
         graph = self._world(()).graph(self.durations, self.move_states)
         _form.write(graph, Path(path))
+
+    def _candidates(self, found: Iteration) -> tuple[list[Range], dict[str, int]]:
+        """What may run again, and why calls may not."""
+        about = self.recorder, found, self.durations, _world.SMALLEST
+        calls, reasons = candidates(*about)
+        return [*calls, *operators(*about)], dict(reasons)
 
     def _world(self, ranges: Sequence[Range]) -> World:
         if self._way == _EARLY and self.soon is not None:
@@ -311,13 +321,27 @@ class Planner:
         best = attempt(())
         if best.met and best.ns <= self.unplanned_ns * 1.005:
             return best
-        for family in families(usable):
+        # Operators give back most for their time, so these come first, and stay beside calls.
+        cheap = unchained([r for r in usable if r.call is None])
+        best = min(best, self._along(cheap, attempt), key=_worth)
+        made = [r for r in best.world.ranges if r.call is None]
+        if best.met and best.ns <= self.unplanned_ns * _GOOD:
+            return best
+        for family in families([r for r in usable if r.call is not None]):
             order = self._order(family)
-            best = min(best, self._along(order, attempt), key=lambda a: a.worth)
+            beside = self._along(
+                order, lambda calls: attempt([*calls, *(r for r in made if r.beside(calls))])
+            )
+            best = min(best, beside, key=_worth)
+        calls = [r for r in best.world.ranges if r.call is not None]
+        if calls:
+            left = [r for r in cheap if r.beside(calls)]
+            more = self._along(left, lambda ranges: attempt([*calls, *ranges]))
+            best = min(best, more, key=_worth)
         # The last of the forward often gives nothing back: it is there again when memory is full.
         for one in sorted(best.world.ranges, key=lambda r: -r.first)[:_PRUNED]:
             without = [r for r in best.world.ranges if r is not one]
-            best = min(best, attempt(without), key=lambda a: a.worth)
+            best = min(best, attempt(without), key=_worth)
         return best
 
     @staticmethod
@@ -340,6 +364,9 @@ class Planner:
         """Ranges by how much they lower the peak for their time; among equals the later first,
         since what an earlier one keeps has longer to be away.
         """
+        key = self._way, tuple(r.key for r in family)
+        if key in self._orders:
+            return self._orders[key]
         chosen: list[Range] = []
         left = sorted(family, key=lambda r: -r.first)
         while left:
@@ -353,6 +380,7 @@ class Planner:
                 gains = [r.bytes / (r.nanoseconds + 1) for r in left]
             best = max(range(len(left)), key=lambda n: (gains[n], -n))
             chosen.append(left.pop(best))
+        self._orders[key] = chosen
         return chosen
 
     def _ask(self, path: Path, budget: int, world: World) -> _Answer:

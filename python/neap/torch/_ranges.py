@@ -1,7 +1,9 @@
-"""Which calls of modules can be run again in backward in place of keeping what they saved.
+"""Which calls of modules and which operators can be run again in backward in place of keeping what
+they gave to it.
 
-A candidate is a call whose forward is a pure function of its tensor arguments, parameters and
+A call is a candidate if its forward is a pure function of its tensor arguments, parameters and
 buffers, by what Python shows (:mod:`neap.torch._calls`) and by what its operators read and write.
+An operator is one if its output is saved, and all its inputs are (:mod:`neap.torch._recipe`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from dataclasses import dataclass, field
 
 from neap.torch._calls import Call
 from neap.torch._graph import Iteration
-from neap.torch._recorder import Recorder
+from neap.torch._recipe import KINDS
+from neap.torch._recorder import PLAIN, Recorder
 from neap.torch._storage import Saved, Storage, blocks
 from neap.torch._watch import FORWARD
 
@@ -23,9 +26,10 @@ _NORM = "batch_norm"
 
 @dataclass(eq=False)
 class Range:
-    """A call that can be run again.
+    """A call or an operator that can be run again.
 
     Attributes:
+        call: the call; nothing for an operator.
         first, after: places of its operators.
         cut: the place at which running it again may stop: after what the last saved tensor needs.
         again: the place before which backward first asks for something that it saved.
@@ -33,11 +37,13 @@ class Range:
         trigger: the saved tensor whose unpacking runs it again.
         brings: storages that only the call's own saved tensors keep after the forward.
         inputs: storages among its arguments that it needs to run again.
-        saved: its saved tensors that are not parameters or buffers, by place in the iteration.
+        saved: its saved tensors that are not parameters or buffers, by place in the iteration; of
+            an operator those of its output.
+        asked: the saved tensors that an operator is run again from.
         nanoseconds: how long running it again takes.
     """
 
-    call: Call
+    call: Call | None
     first: int
     after: int
     cut: int
@@ -49,11 +55,37 @@ class Range:
     saved: list[Saved]
     nanoseconds: int = 0
     inside: list[Range] = field(default_factory=list)
+    asked: list[Saved] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, int]:
-        """The module's path and which call of it in the iteration."""
-        return self.call.path, self.call.number
+        """The module's path and which call of it in the iteration; for an operator autograd's
+        function and the first saved tensor.
+        """
+        if self.call is not None:
+            return self.call.path, self.call.number
+        return self.node, self.saved[0].place
+
+    @property
+    def node(self) -> str:
+        """Autograd's function of an operator."""
+        recipe = self.saved[0].recipe
+        return "" if recipe is None else recipe[0]
+
+    def beside(self, calls: Sequence[Range]) -> bool:
+        """Whether an operator may run again where these calls do: none of them runs it or saves its
+        output, and none needs that as an argument.
+        """
+        places = [s.place for s in (*self.saved, *self.asked)]
+        for one in calls:
+            call = one.call
+            if call is None:
+                continue
+            if self.brings[0] in one.inputs or any(
+                call.first_pack <= place < call.after_pack for place in places
+            ):
+                return False
+        return True
 
     @property
     def bytes(self) -> int:
@@ -215,3 +247,89 @@ def _largest(outer: Range, most: float, usable: set[int]) -> list[Range]:
     for inner in outer.inside:
         within += _largest(inner, most, usable)
     return within
+
+
+def operators(
+    recorder: Recorder, found: Iteration, durations: Mapping[str, int], smallest: int
+) -> list[Range]:
+    """All operators of the last iteration that can be run again, those that give back most for
+    their time first.
+    """
+    groups = (group for optimizer in recorder.optimizers for group in optimizer.param_groups)
+    if any(type(parameter) not in PLAIN for group in groups for parameter in group["params"]):
+        return []  # What a saved tensor of a sharded parameter sees is gone between its uses.
+    which = len(recorder.cuts) - 2
+    saved: dict[Storage, list[Saved]] = {}
+    for one in recorder.packs:
+        if one.iteration == which and one.storage is not None:
+            saved.setdefault(one.storage, []).append(one)
+    writes: dict[Storage, list[int]] = {}
+    for place, node in enumerate(found.nodes):
+        for storage in node.writes:
+            writes.setdefault(storage, []).append(place)
+    ranges = []
+    for storage, packs in saved.items():
+        if storage.bytes >= smallest and not storage.persistent:
+            made = _operator(found, storage, packs, writes)
+            if made is not None:
+                name = found.nodes[made.first].name
+                made.nanoseconds = durations.get(name, 1000)
+                ranges.append(made)
+    # Among equals the later first, since what an earlier one keeps has longer to be away.
+    ranges.sort(key=lambda r: (-r.bytes / (r.nanoseconds + 1), -r.first))
+    return ranges
+
+
+def _operator(
+    found: Iteration, storage: Storage, packs: list[Saved], writes: Mapping[Storage, list[int]]
+) -> Range | None:
+    """The range of the operator that makes a storage, given what autograd saved of it."""
+    recipe, life = packs[0].recipe, found.lives.get(storage)
+    if recipe is None or life is None or life.born is None or storage in writes:
+        return None
+    place = life.born
+    node, (name, asked) = found.nodes[place], recipe
+    if node.op is None or node.phase != FORWARD or node.random:
+        return None
+    if node.kind != KINDS[name].operator or node.makes[:1] != [storage]:
+        return None
+    if any(s.unpacked is None or s.unpacks > 1 or s.subclass for s in packs):
+        return None
+    trigger = min(packs, key=lambda s: (s.unpacked or 0, s.order))
+    last = max(s.last_unpacked or 0 for s in packs)
+    if last > found.end or (trigger.unpacked or 0) <= node.op.index:
+        return None
+    again, over = found.place[trigger.unpacked or 0], found.place[last] + 1
+    if again >= len(found.nodes):
+        return None
+    inputs = list(dict.fromkeys(s.storage for s in asked if s.storage is not None))
+    if any(s not in inputs and not s.persistent for s in node.reads):
+        return None
+    if any(place < at < again for s in node.reads for at in writes.get(s, ())):
+        return None
+    return Range(
+        call=None,
+        first=place,
+        after=place + 1,
+        cut=place + 1,
+        again=again,
+        over=min(over, len(found.nodes)),
+        trigger=trigger,
+        brings=[storage],
+        inputs=[s for s in inputs if not s.persistent],
+        saved=packs,
+        asked=asked,
+    )
+
+
+def unchained(ranges: Sequence[Range]) -> list[Range]:
+    """Those of some operators, in order, of which none needs what another makes again."""
+    chosen: list[Range] = []
+    made: set[Storage] = set()
+    needed: set[Storage] = set()
+    for one in ranges:
+        if made.isdisjoint(one.inputs) and needed.isdisjoint(one.brings):
+            chosen.append(one)
+            made.update(one.brings)
+            needed.update(one.inputs)
+    return chosen

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from neap.torch._calls import Call, Calls, view_of
 from neap.torch._exact import Exact
+from neap.torch._recipe import recipe
 from neap.torch._storage import (
     DTYPES,
     SCALAR_TYPES,
@@ -241,6 +242,9 @@ class Recorder(TorchDispatchMode):
             iteration=len(self.cuts) - 1,
             subclass=is_subclass(tensor),
         )
+        made = recipe(tensor, self._unpack)
+        if made is not None:
+            saved.recipe = made.node, [one for one, _ in made.inputs]
         self._packed += 1
         self.packs.append(saved)
         kept = tensor.detach()  # Comes by the dispatch mode, so before it is counted.

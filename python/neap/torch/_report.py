@@ -50,6 +50,8 @@ class Report:
         recomputed: calls of modules that were run again; ``recomputed_deaths`` storages of what
             they had saved were gone in between; ``compared`` saved tensors were compared with
             what came back.
+        remade: operators that made their output again from what they had saved;
+            ``remade_deaths`` of these were gone in between.
         early_updates: updates of parameters that ran inside backward.
         iteration_s: measured seconds of a planned iteration, the median.
         link_bytes_per_s: measured rates of copies, by direction.
@@ -78,6 +80,8 @@ class Report:
     state_bytes: int = 0
     recomputed: int = 0
     recomputed_deaths: int = 0
+    remade: int = 0
+    remade_deaths: int = 0
     compared: int = 0
     early_updates: int = 0
     iteration_s: float = 0.0
@@ -118,10 +122,10 @@ class Report:
             f"swap-ins, {self.late} of them late; {self.kept} left out; optimizer states moved "
             f"{size(self.state_bytes)}"
         )
-        if self.recomputed:
+        if self.recomputed or self.remade:
             lines.append(
-                f"  {self.recomputed} calls of modules ran again; {self.compared} saved tensors "
-                "were compared with what came back"
+                f"  {self.recomputed} calls of modules and {self.remade} operators ran again; "
+                f"{self.compared} saved tensors were compared with what came back"
             )
         if self.early_updates:
             lines.append(f"  {self.early_updates} updates ran inside backward")

@@ -23,6 +23,7 @@ from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import PLAIN, is_subclass, names_of, node_name
+from neap.torch._remake import Made, Remakes
 from neap.torch._schedule import Due, Point, Schedule, due
 from neap.torch._storage import blocks
 from neap.torch._timeline import Timeline
@@ -48,6 +49,7 @@ class Runtime:
         self.counts = Counts()
         self.recompute = Recompute(self, find)
         self.loans = Loans(device, parameters, self.counts)
+        self.remakes = Remakes(self.unpack, self.value)
         self._backwards = 0
         self._at_backward: list[Due | None] = []
         """What is yet to be done in this iteration when backward begins."""
@@ -92,7 +94,7 @@ class Runtime:
             RuntimeError: if there is not enough pinned memory.
         """
         self.schedule = schedule
-        self._all = [] if schedule is None else wanted(schedule)
+        self._all = [] if schedule is None else self._wants(schedule)
         self._slots, self._whole = [], []
         if self.device == "cuda" and self._out is None:
             self._out, self._in = Lane(), Lane()
@@ -119,6 +121,7 @@ class Runtime:
         self.loans.relieve = self.differs
         self.loans.follow([] if schedule is None else schedule.lent)
         self.recompute.follow(schedule)
+        self.remakes.follow([] if schedule is None else schedule.remade)
         self.begin()
 
     def begin(self) -> None:
@@ -132,6 +135,7 @@ class Runtime:
             self._relocate()
         self._waiting = {}
         self._by_storage = {}
+        self.remakes.begin()
         schedule = self.schedule
         self._wanted = self._all
         if schedule is not None:
@@ -155,7 +159,22 @@ class Runtime:
             offset += self.loans.offset(parcel, member) // dtype.itemsize
             expected[number] = (dtype, shape, stride, offset), node
         self.schedule = replace(schedule, expected=expected)
-        self._all = wanted(self.schedule)
+        self._all = self._wants(self.schedule)
+
+    def _wants(self, schedule: Schedule) -> list[Wanted]:
+        """What each saved tensor of an iteration must be, ready for the comparison, and what keeps
+        it.
+        """
+        keeps: dict[int, Any] = {
+            n: (self._hold, a) for n, a in enumerate(schedule.owner) if a is not None
+        }
+        keeps.update((n, (self._lend, parcel)) for n, (parcel, _) in schedule.borrowed.items())
+        for number, one in enumerate(schedule.remade):
+            keeps.update(dict.fromkeys(one.packs, (self._remake, number)))
+        return [
+            (*view, names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in schedule.actions)
+            for n, (view, node) in enumerate(schedule.expected)
+        ]
 
     def reached(self, kind: str) -> None:
         """Backward or the optimizer's step begins."""
@@ -230,7 +249,7 @@ class Runtime:
         self.count = number + 1
         if number >= len(self._wanted):
             return self._unexpected(number, tensor)
-        dtype, shape, stride, offset, names, owner, due = self._wanted[number]
+        dtype, shape, stride, offset, names, keep, one, acts = self._wanted[number]
         function = tensor.grad_fn
         if not (
             type(tensor) in PLAIN
@@ -245,18 +264,14 @@ class Runtime:
             if why is not None:
                 self.diverge(why)
                 return kept(tensor)
-        if owner is not None:
-            packed: Any = (
-                self._hold(number, owner, tensor)
-                if owner >= 0
-                else self.loans.pack(number, -1 - owner, tensor) or kept(tensor, number)
-            )
+        if keep is not None:
+            packed: Any = keep(number, one, tensor)
         elif function is None:  # No function of autograd's can be reached from it.
             packed = (tensor, number, tensor._version)
         else:
             # A tensor that keeps itself would never be freed.
             packed = (tensor.detach(), number, tensor._version)
-        if due or self._waiting:
+        if acts or self._waiting:
             self.act(self._packs, number)
         return packed
 
@@ -284,8 +299,9 @@ class Runtime:
             ):
                 self.act(unpacks, number)
             return tensor
-        if type(packed) is Borrowed:
-            return self._borrowed(packed)
+        if type(packed) is Borrowed or type(packed) is Made:
+            self.act(self._unpacks, packed.place)
+            return self.value(packed)
         saved: Holder | Handle = packed
         if saved.seen is not None and saved.seen._version != saved.version:
             shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
@@ -293,6 +309,9 @@ class Runtime:
         place, unpacks = saved.place, self._unpacks
         if self._waiting or self.loans.due or (place < len(unpacks) and unpacks[place] is not None):
             self.act(unpacks, place)
+        return self._held(saved)
+
+    def _held(self, saved: Holder | Handle) -> torch.Tensor:
         holder = saved if isinstance(saved, Holder) else saved.holder
         here = holder.here
         if here is None or holder.coming:
@@ -305,11 +324,35 @@ class Runtime:
         bare = torch.empty(0, dtype=dtype, device=here.device)
         return bare.set_(here.untyped_storage(), offset, shape, stride)
 
-    def _borrowed(self, saved: Borrowed) -> torch.Tensor:
-        if saved.seen._version != saved.version:
-            raise RuntimeError(changed(saved.seen, saved.version, list(saved.view[1])))
-        self.act(self._unpacks, saved.place)
-        return self.loans.unpack(saved)
+    def value(self, packed: Any) -> torch.Tensor:
+        """The tensor that :meth:`pack` gave this for; what is due when it is needed is not done.
+
+        Raises:
+            RuntimeError: if it was changed in place.
+        """
+        if type(packed) is tuple:
+            tensor: torch.Tensor = packed[0]
+            if tensor._version != packed[2]:
+                raise RuntimeError(changed(tensor, packed[2], list(tensor.shape)))
+            return tensor
+        saved: Holder | Handle | Borrowed | Made = packed
+        if saved.seen is not None and saved.seen._version != saved.version:
+            shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
+            raise RuntimeError(changed(saved.seen, saved.version, list(shape)))
+        if isinstance(saved, Borrowed):
+            return self.loans.unpack(saved)
+        return self.remakes.unpack(saved) if isinstance(saved, Made) else self._held(saved)
+
+    def _lend(self, place: int, parcel: int, tensor: torch.Tensor) -> Any:
+        return self.loans.pack(place, parcel, tensor) or kept(tensor, place)
+
+    def _remake(self, place: int, number: int, tensor: torch.Tensor) -> Any:
+        made = self.remakes.pack(place, number, tensor)
+        if made is None:
+            node = self.schedule.remade[number].node if self.schedule is not None else ""
+            self.diverge(f"saved tensor {place} can't be made again by {node}")
+            return kept(tensor, place)
+        return made
 
     def _hold(self, place: int, number: int, tensor: torch.Tensor) -> Any:
         if tensor.is_conj() or tensor.is_neg() or tensor.is_cuda is not (self.device == "cuda"):
@@ -350,8 +393,8 @@ class Runtime:
     def act(self, points: list[Due | None], number: int) -> None:
         """Does what is due at a point."""
         waiting = self._waiting
-        due = points[number] if number < len(points) else None
-        if due is None:
+        todo = points[number] if number < len(points) else None
+        if todo is None:
             if waiting:
                 self._try_again()
             if self.loans.due:
@@ -362,14 +405,14 @@ class Runtime:
             self.growth.look("pack" if points is self._packs else "unpack", number)
         holders = self._holders
         coming: list[Holder] = []
-        for one in due.back:
+        for one in todo.back:
             if waiting.pop(one, None) is not None:
                 self.counts.kept += 1
             reference = holders[one]
             holder = None if reference is None else reference()
             if holder is not None and holder.here is None and holder.host is not None:
                 coming.append(holder)
-        for what, one in due.away:
+        for what, one in todo.away:
             if one in waiting:
                 waiting[one].append(what)
             elif holders[one] is not None:
@@ -377,14 +420,14 @@ class Runtime:
         # What goes makes room for what comes.
         if waiting:
             self._try_again()
-        if due.lent or self.loans.due:
-            self.loans.give(due.lent)
-        if due.trim and self.device == "cuda":
+        if todo.lent or self.loans.due:
+            self.loans.give(todo.lent)
+        if todo.trim and self.device == "cuda":
             torch.cuda.empty_cache()
         if coming:
             self._bring(coming)
-        if due.lent:
-            self.loans.take(due.lent)
+        if todo.lent:
+            self.loans.take(todo.lent)
 
     def _try_again(self) -> None:
         """Copies and drops what is due, as soon as nothing else holds it any more."""
@@ -542,15 +585,6 @@ def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Ten
 def kept(tensor: torch.Tensor, number: int = -1) -> Kept:
     """What keeps a tensor itself. A tensor that keeps itself would never be freed."""
     return tensor.detach(), number, tensor._version
-
-
-def wanted(schedule: Schedule) -> list[Wanted]:
-    """What each saved tensor of an iteration must be, ready for the comparison."""
-    lent = {number: -1 - parcel for number, (parcel, _) in schedule.borrowed.items()}
-    return [
-        (*view, names_of(node), lent.get(number, owner), ("pack", number) in schedule.actions)
-        for number, ((view, node), owner) in enumerate(zip(schedule.expected, schedule.owner))
-    ]
 
 
 def whole(schedule: Schedule, slots: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

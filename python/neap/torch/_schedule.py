@@ -17,6 +17,8 @@ import torch
 
 from neap.torch._calls import View
 from neap.torch._loans import ACTIONS, COPY, FETCH, HOME, LEND, Parcel
+from neap.torch._recipe import KINDS
+from neap.torch._remake import Remake
 from neap.torch._storage import blocks
 from neap.torch._world import Loan, World
 
@@ -94,6 +96,7 @@ class Schedule:
         actions: at each point what to do, in order: ``("out", a)`` copies an activation to the
             host, ``("drop", a)`` gives its bytes back, ``("in", a)`` brings it back.
         again: calls that are run again.
+        remade: storages that operators make again from what they saved.
         away: names of the optimizer states that stay on the host between steps.
         ahead: whether their copies run beside the updates of other pieces.
         early: whether updates run inside backward, each when its gradient is complete.
@@ -126,6 +129,7 @@ class Schedule:
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0
+    remade: list[Remake] = field(default_factory=list)
 
     def at(self, kind: str) -> list[Actions | None]:
         """For each saved tensor what to do at its point of this kind; the last entry, number -1,
@@ -193,6 +197,7 @@ def _read(form: dict[str, Any]) -> Schedule:
         Again(**{**one, "inputs": [(None if v is None else _view(v), o) for v, o in one["inputs"]]})
         for one in form["again"]
     ]
+    known["remade"] = [Remake(**one) for one in form.get("remade", [])]
     known["away"] = set(form["away"])
     known["trims"] = [(str(kind), int(number)) for kind, number in form.get("trims", [])]
     known["lent"] = [[(str(name), int(size)) for name, size in p] for p in form.get("lent", [])]
@@ -210,6 +215,10 @@ def _read(form: dict[str, Any]) -> Schedule:
     outside |= any(
         not (0 <= parcel < len(schedule.lent) and 0 <= member < len(schedule.lent[parcel]))
         for parcel, member in [*schedule.borrowed.values(), *lent]
+    )
+    outside |= any(
+        one.node not in KINDS or not all(0 <= place < saved for place in one.packs)
+        for one in schedule.remade
     )
     if len(schedule.owner) != saved or outside:
         raise ValueError("a number is out of range")
@@ -376,6 +385,18 @@ def schedule(
                 bytes=r.bytes,
             )
             for r in world.ranges
+            if r.call is not None
+        ],
+        remade=[
+            Remake(
+                node=r.node,
+                module=r.saved[0].module,
+                packs=[s.place for s in r.saved],
+                size=r.brings[0].bytes,
+                nanoseconds=r.nanoseconds,
+            )
+            for r in world.ranges
+            if r.call is None
         ],
         away={world.whole.get(name, name) for name in moved_states},
         ahead=world.ahead,

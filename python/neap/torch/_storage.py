@@ -121,6 +121,8 @@ class Saved:
     unpacks: int = 0
     subclass: bool = False
     """It dispatches by itself."""
+    recipe: tuple[str, list[Saved]] | None = None
+    """How its storage can be made again: autograd's function, and what that saved of its inputs."""
 
 
 @dataclass(eq=False)

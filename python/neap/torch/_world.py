@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from neap.torch import _states
@@ -82,6 +83,23 @@ class Step:
     def workspace(self) -> int:
         """Its scratch in bytes."""
         return blocks(-(-self.node.workspace // self.parts))
+
+
+class Change:
+    """Bytes that come and go between places."""
+
+    def __init__(self, count: int) -> None:
+        self._at = [0] * (count + 1)
+
+    def stand(self, size: int, first: int, end: int) -> None:
+        """``size`` bytes more from the first place to before the end."""
+        if end > first:
+            self._at[first] += size
+            self._at[end] -= size
+
+    def added_to(self, standing: Sequence[int]) -> list[int]:
+        """What stands at each place, given what stands without this."""
+        return [size + more for size, more in zip(standing, accumulate(self._at))]
 
 
 class World:
@@ -224,11 +242,10 @@ class World:
 
     def _account(self) -> None:
         found, count = self.found, len(self.steps)
-        fixed = found.resident()
+        lives = Change(len(found.nodes))
         for life in found.lives.values():
-            size = blocks(life.storage.bytes)
-            for place in range(life.born or 0, self._end(life)):
-                fixed[place] -= size
+            lives.stand(-blocks(life.storage.bytes), life.born or 0, self._end(life))
+        fixed = lives.added_to(found.resident())
         resident = []
         for place, step in enumerate(self.steps):
             if step.again:  # What stands at the place where it runs, and its own scratch.
@@ -241,13 +258,7 @@ class World:
             else:
                 less = blocks(step.node.workspace) - step.workspace
                 resident.append(fixed[step.origin] - less)
-        change = [0] * (count + 1)
-
-        def stand(size: int, first: int, end: int) -> None:
-            if end > first:
-                change[first] += size
-                change[end] -= size
-
+        change = Change(count)
         inputs: dict[Storage, int] = {}
         for one in self.ranges:
             for storage in one.inputs:
@@ -260,7 +271,7 @@ class World:
             first = self.at[life.born or 0]
             # What is freed before an operator is freed before what runs again ahead of it.
             self._spans[storage] = (first, self.before[min(end, len(found.nodes))])
-            stand(blocks(storage.bytes), *self._spans[storage])
+            change.stand(blocks(storage.bytes), *self._spans[storage])
         for number, one in enumerate(self.ranges):
             places = self.rerun[number]
             last = max(places.values()) + 1
@@ -275,12 +286,9 @@ class World:
                         end = self.before[min(max(asked, one.again + 1), len(found.nodes))]
                     else:
                         end = min(places.get(self._let_go(known), last), last)
-                    stand(blocks(storage.bytes), places[origin], max(end, places[origin] + 1))
-        standing = 0
-        self.resident = []
-        for place in range(count):
-            standing += change[place]
-            self.resident.append(resident[place] + standing)
+                    after = max(end, places[origin] + 1)
+                    change.stand(blocks(storage.bytes), places[origin], after)
+        self.resident = change.added_to(resident)
 
     def _asked(self, storage: Storage, one: Range) -> int:
         """The place after backward's last use of what a range saved of a storage."""
@@ -459,12 +467,11 @@ class World:
 
     def graph(self, durations: Mapping[str, int], divisible: bool) -> dict[str, Any]:
         """The ``neap.graph`` that is planned: every byte that can't move is workspace."""
-        count, rest = len(self.steps), list(self.resident)
+        count, change = len(self.steps), Change(len(self.steps))
         touches: list[list[Storage]] = [[] for _ in range(count)]
         for activation in self.movable:
             size = blocks(activation.storage.bytes)
-            for place in range(activation.born, activation.gone):
-                rest[place] -= size
+            change.stand(-size, activation.born, activation.gone)
             for place in range(activation.born + 1, activation.leaves):
                 touches[place].append(activation.storage)
             for place in range(activation.returns, activation.gone):
@@ -473,17 +480,17 @@ class World:
         self._updated = {s: lent[o.name] for o in self.loans for s in o.members}
         for loan in self.loans:
             within = set(loan.uses)
+            change.stand(-blocks(loan.bytes), 0, count)
             for place in range(count):
-                rest[place] -= blocks(loan.bytes)
                 if place in within or not self.backward[0] <= place < self.backward[1]:
                     touches[place].append(lent[loan.name])
         groups = self.pieces(divisible)
         together = self._standing(groups)
         for storage, places in self.away.items():
-            for place in range(count):
-                rest[place] -= blocks(storage.bytes)
+            change.stand(-blocks(storage.bytes), 0, count)
             for place in sorted({p for at in places for p in together.get(at, [at])}):
                 touches[place].append(storage)
+        rest = change.added_to(self.resident)
         for place, more in self._scratch(groups):
             rest[place] += more
         constant = max(min(rest) // 512 * 512, 0)

@@ -14,6 +14,7 @@ pub mod layout;
 pub mod mechanism;
 pub mod memory;
 pub mod policy;
+pub mod progressive;
 pub mod result;
 pub mod weigh;
 

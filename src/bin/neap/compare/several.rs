@@ -39,7 +39,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         .collect::<anyhow::Result<Vec<_>>>()?;
     let mut resolved = Vec::new();
     for device in flags.devices() {
-        resolved.push(device.resolve_all(&mut graphs)?);
+        let sites = graphs.iter_mut().map(|graph| device.resolve(graph));
+        resolved.push(sites.collect::<anyhow::Result<Vec<_>>>()?);
     }
     let scenes = resolved
         .iter()
