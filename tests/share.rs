@@ -110,11 +110,12 @@ fn one_trace_agrees_with_every_cell_of_the_published_table() {
         ("fair", [301.6, 58.5, 96.6, 281.2]),
     ];
     for (name, theirs) in published {
-        let f = figures(&jobs, name, &settings(Mechanism::Lanes, Mode::Paper));
-        let ours = [f.makespan, f.queuing, f.completion, f.p95].map(minutes);
+        // What the scripts behind the table ran, and queued jobs for: admission to memory.
+        let f = figures(&jobs, name, &settings(Mechanism::Lanes, Mode::AsReleased));
+        let ours = [f.makespan, f.admission, f.completion, f.p95].map(minutes);
         println!("{name}: fitted {ours:.1?}, published {theirs:.1?}");
         for (ours, theirs) in ours.into_iter().zip(theirs) {
-            assert!((ours / theirs - 1.0).abs() <= 0.0505, "{name}: {ours:.1}, published {theirs}");
+            assert!((ours / theirs - 1.0).abs() <= 0.01, "{name}: {ours:.1}, published {theirs}");
         }
     }
 }

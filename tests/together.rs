@@ -320,6 +320,46 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
     assert!(lowered > 0 && without > 0, "{lowered}, {without}, {refused}");
 }
 
+/// With more than a few jobs, too, memory is divided among all of them, and each keeps its limit.
+#[test]
+fn twelve_and_twenty_jobs_are_planned_together() {
+    let first = crate::common::first();
+    let (mut for_each_other, mut swapped) = (0, 0);
+    for seed in first..first + (plans() / 40).max(2) {
+        let mut random = Random(seed ^ 0x7e57);
+        let device = builtin::find("host").expect("built in");
+        let count = if random.once_in(2) { 12 } else { 20 };
+        let (graphs, latencies) = random_graphs(&mut random, &device, (count, count));
+        let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let job = |(graph, latencies)| Job {
+            graph,
+            file: (String::new(), sha256(graph)),
+            latencies,
+            method: Method::default(),
+            priority: 1000,
+            swap_limit: limit(&mut random),
+        };
+        let jobs: Vec<_> =
+            graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
+        let budget = Bytes(unplanned.0 * 7 / 10);
+        let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
+        let made = match global::make(&asked) {
+            Ok(made) => made,
+            Err(PlanError::Infeasible(_)) => continue,
+            Err(defect) => panic!("seed {seed}: {defect}"),
+        };
+        assert!(made.plan.figures.arena_bytes <= budget, "seed {seed}");
+        check(&made.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+        for (job, part) in asked.jobs.iter().zip(limits::swap_parts(&made.parts)) {
+            assert!(part <= job.swap_limit, "seed {seed}: {part}, {} allowed", job.swap_limit);
+            swapped += usize::from(part > Share::NONE);
+        }
+        for_each_other += usize::from(made.plan.options.contains_key("way"));
+    }
+    println!("{for_each_other} sets of jobs in a way of several, {swapped} jobs swap");
+    assert!(for_each_other > 0 && swapped > 0, "{for_each_other}, {swapped}");
+}
+
 /// The jobs change and all are planned again, many times with the same memory of plans.
 #[test]
 fn priority_holds_through_any_number_of_replans() {

@@ -112,7 +112,7 @@ impl<'scope, 'env> Controller<'scope, 'env> {
 
     /// Records an iteration. Returns true when a new plan is ready to be used.
     pub fn boundary(&mut self, iteration: u32, measured: &Measured) -> bool {
-        self.means.learn(measured);
+        let _ = self.means.learn(measured);
         let Some(pending) = self.pending.take() else {
             let drift = self.means.drift();
             if drift.exceeds(self.replan.threshold_per_mille) {

@@ -91,10 +91,11 @@ impl Means {
     }
 
     /// Learns from an iteration. The first iteration of a program is left out: it is slower,
-    /// because it touches its memory for the first time.
-    pub fn learn(&mut self, measured: &Measured) {
+    /// because it touches its memory for the first time. Otherwise returns for each direction the
+    /// time of its copies, and the predicted one.
+    pub fn learn(&mut self, measured: &Measured) -> Option<[(u128, u128); 2]> {
         if std::mem::take(&mut self.fresh) {
-            return;
+            return None;
         }
         let times = |items: &[(Nanos, Nanos)]| {
             items.iter().map(|(start, end)| (*end - *start).0).collect::<Vec<u64>>()
@@ -116,6 +117,7 @@ impl Means {
                     mean(*slow, u64::try_from(now).unwrap_or(u64::MAX).clamp(1, 1_000_000)).max(1);
             }
         }
+        Some(sums)
     }
 
     /// The drift since the last planning.
@@ -157,16 +159,6 @@ impl Means {
     #[must_use]
     pub fn link(&self, link: &Link) -> Link {
         slowed(link, self.slow)
-    }
-
-    /// The time of copies in each direction, in thousandths of the time by the link, and the
-    /// predicted time of copies in an iteration: how much the former weighs.
-    #[must_use]
-    pub fn slowdown(&self) -> [(u64, u64); 2] {
-        let weight = |of: Direction| {
-            self.copies.iter().filter(|c| c.0 == of).fold(0, |sum: u64, c| sum.saturating_add(c.1))
-        };
-        [(self.slow[0], weight(Direction::H2d)), (self.slow[1], weight(Direction::D2h))]
     }
 }
 

@@ -54,7 +54,10 @@ impl Builder<'_> {
         });
         let store = store.max().unwrap_or_default();
         let order = self.order(&items, &streams)?;
-        let mut script = Script { items, streams, order, arena: self.arena, store };
+        let stretches: Result<_, RunError> =
+            (0..self.program.stretches.count()).map(|k| self.ends(k)).collect();
+        let stretches = stretches?;
+        let mut script = Script { items, streams, order, arena: self.arena, store, stretches };
         prune(&mut script);
         Ok(script)
     }
@@ -97,6 +100,17 @@ impl Builder<'_> {
         waits.extend(r.last_step);
         waits.extend(r.out.map(|c| copies + c));
         Ok(())
+    }
+
+    /// The items after which a stretch in the window is over.
+    fn ends(&self, stretch: usize) -> Result<Vec<usize>, RunError> {
+        let mut ends = Vec::new();
+        for &last in self.program.stretches.lasts(stretch) {
+            self.end(last, &mut ends)?;
+        }
+        ends.sort_unstable();
+        ends.dedup();
+        Ok(ends)
     }
 
     fn step(&self, index: usize) -> Result<Item, RunError> {
@@ -165,6 +179,7 @@ impl Builder<'_> {
             trigger: None,
             work: Work::Step(work),
             top,
+            stretch: self.program.stretches.step(index),
         })
     }
 
@@ -211,7 +226,8 @@ impl Builder<'_> {
             Direction::D2h => Stream::D2h,
         };
         let work = Work::Copy { device, host, bytes: copy.bytes };
-        Ok(Item { stream, waits, fetches: Vec::new(), trigger: copy.trigger, work, top })
+        let stretch = self.program.stretches.copy(index);
+        Ok(Item { stream, waits, fetches: Vec::new(), trigger: copy.trigger, work, top, stretch })
     }
 
     /// An order of enqueueing in which each item comes after all items that it waits for.
@@ -304,6 +320,8 @@ pub struct Record {
     pub operator_ns: Vec<Vec<Nanos>>,
     /// How many steps of these had to wait for a copy that they read.
     pub late: u64,
+    /// How long all iterations waited for the window.
+    pub window: Nanos,
     /// The largest sum of resident bytes, from the measured times.
     pub resident_peak: Bytes,
     /// When each step and copy of the last of these started and ended.
@@ -365,6 +383,7 @@ impl Executor<'_> {
     fn note(&self, measured: &Measured, record: &mut Record) {
         record.losses.extend(measured.loss);
         record.iteration_ns.push(measured.iteration);
+        record.window += measured.window;
         if measured.items.is_empty() {
             return;
         }

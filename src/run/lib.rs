@@ -199,6 +199,7 @@ impl Settings {
             load_percent: self.load_percent,
             poison: self.poison,
             jitter: self.jitter,
+            member: None,
         }
     }
 }
@@ -238,6 +239,8 @@ pub struct Outcome {
     /// How often, in these, a step had to wait because a copy of a tensor that it reads had not
     /// ended.
     pub late_copies: u64,
+    /// How long all iterations waited for a window that other jobs held.
+    pub window_ns: Nanos,
     /// For each operator, the time of its own run (not its recomputes) in each of these.
     pub operator_ns: Vec<Vec<Nanos>>,
     /// When each step and copy of the last of these started and ended.

@@ -283,6 +283,7 @@ impl Copies {
                     stream,
                     waits: Vec::new(),
                     fetches: Vec::new(),
+                    stretch: None,
                     trigger: None,
                     work,
                     top: Bytes::ZERO,
@@ -365,6 +366,7 @@ fn copies(
         load_percent: if beside == Beside::Nothing || *target != Target::Host { 0 } else { LOAD },
         poison: false,
         jitter: Nanos::ZERO,
+        member: None,
     };
     let (measured, _) = open(
         (target, None, spare),

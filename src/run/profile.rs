@@ -162,6 +162,7 @@ pub fn first(graph: &Graph, start: Bytes) -> (Item, BTreeMap<TensorId, Bytes>) {
         stream: Stream::Compute,
         waits: Vec::new(),
         fetches: Vec::new(),
+        stretch: None,
         trigger: None,
         work: Work::Step(step),
         top: end + own,
@@ -190,7 +191,8 @@ pub fn alike(items: Vec<Item>, arena: Bytes, store: Bytes) -> Script {
     for (index, item) in items.iter().enumerate() {
         streams[item.stream.index()].push(index);
     }
-    Script { order: (0..items.len()).collect(), items, streams, arena, store }
+    let order = (0..items.len()).collect();
+    Script { order, items, streams, arena, store, stretches: Vec::new() }
 }
 
 /// Runs a script once.

@@ -9,6 +9,7 @@ use std::io;
 
 use sha2::{Digest, Sha256};
 
+use super::backend::host::{self, window::Member};
 use super::backend::{Device, Failure, Measured, Memory};
 use super::executor::{self, Executor, Record};
 use super::start::{Shared, Spare, on_cuda, open};
@@ -45,6 +46,8 @@ pub(super) struct Job<'a> {
     profile: &'a Profile,
     settings: &'a Settings,
     shared: Option<&'a Shared>,
+    /// Where it passes its window on to other jobs.
+    pub(super) member: Option<Member>,
     values: weights::Values<'a>,
     pub(super) batch: Vec<Vec<u8>>,
     random_keys: Vec<u64>,
@@ -110,6 +113,7 @@ impl<'a> Job<'a> {
             profile,
             settings,
             shared,
+            member: None,
             values,
             batch,
             random_keys: support::random_keys(graph),
@@ -131,6 +135,10 @@ impl<'a> Job<'a> {
         }
     }
 
+    fn options(&self) -> host::Options {
+        host::Options { member: self.member, ..self.settings.host(self.profile) }
+    }
+
     /// Returns the outcome so far.
     pub(super) fn outcome_so_far(&mut self) -> Outcome {
         let record = std::mem::take(&mut self.record);
@@ -144,6 +152,7 @@ impl<'a> Job<'a> {
             last: record.last,
             timed_iterations: record.timed,
             late_copies: record.late,
+            window_ns: record.window,
             operator_ns: record.operator_ns,
             notes: std::mem::take(&mut self.notes),
             ..Outcome::default()
@@ -177,7 +186,7 @@ impl<'a> Job<'a> {
                 }
             }
         };
-        let (batch, options) = (std::mem::take(&mut self.batch), settings.host(self.profile));
+        let (batch, options) = (std::mem::take(&mut self.batch), self.options());
         let (libraries, spare) =
             (std::mem::take(&mut self.libraries), std::mem::take(&mut self.spare));
         let (kernels, shared) = (self.kernels, self.shared);

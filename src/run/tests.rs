@@ -17,6 +17,7 @@ use crate::units::{OpId, TensorId};
 mod jobs;
 mod races;
 mod replan;
+mod windows;
 
 use jobs::*;
 

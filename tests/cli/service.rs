@@ -139,10 +139,10 @@ fn a_link_that_slows_down_brings_new_plans_of_all_jobs_and_the_same_numbers() {
     }
     let solo: Vec<Value> = NAMES[..2].iter().map(|name| alone(&folder, name, "40")).collect();
     let subjects = ["tiny_cnn-adam.plan.json", "tiny_gpt2-adamw.plan.json"];
-    for jobs in [2, 3] {
+    for (jobs, policy) in [(2, "pack"), (3, "pack"), (3, "fair")] {
         let mut arguments = vec!["run", subjects[0], subjects[1], subjects[0]];
         arguments.truncate(1 + jobs);
-        arguments.extend(["--on", "host", "--policy", "fair", "--turn", "0.001"]);
+        arguments.extend(["--on", "host", "--policy", policy, "--turn", "0.001"]);
         // Only the link drifts by more than 200 %.
         arguments.extend(["--iterations", "40", "--replan", "--replan-threshold", "2"]);
         arguments.extend(["--throttle-link", "0.02@15"]);
@@ -154,6 +154,10 @@ fn a_link_that_slows_down_brings_new_plans_of_all_jobs_and_the_same_numbers() {
         let plannings = report["plannings"].as_array().unwrap();
         let why = |p: &Value| p["why"].as_str().unwrap().to_owned();
         assert!(plannings.iter().any(|p| why(p).contains(" came")), "{plannings:#?}");
+        if policy == "fair" {
+            // One runs at a time, and in one lane for all of them no job may have to swap.
+            continue;
+        }
         let slow = plannings.iter().find(|p| why(p).contains("copies "));
         let slow = slow.unwrap_or_else(|| panic!("no drift was seen: {plannings:#?}"));
         if slow["new_plans"].as_array().is_some_and(|new| !new.is_empty()) {
@@ -210,6 +214,49 @@ fn a_plan_of_several_jobs_runs_in_its_arena_with_a_window_or_without() {
             report["jobs"].as_array().unwrap().iter().all(|j| j["waited_for"].is_null()),
             "{report:#}"
         );
+    }
+}
+
+#[test]
+fn a_window_is_passed_on_within_iterations() {
+    let folder = plans(&NAMES[..2]);
+    let graphs = NAMES.map(|n| format!("{n}.graph.json"));
+    let plan = folder.json(&[
+        "plan",
+        &graphs[0],
+        &graphs[1],
+        &graphs[0],
+        "--budget",
+        "min",
+        "--overlap",
+        "-o",
+        "all.plan.json",
+    ]);
+    assert!(number(&plan, "window_bytes") > 0);
+    let arena = number(&plan, "arena_bytes").to_string();
+    let solo = NAMES[..2].iter().map(|name| alone(&folder, name, "30")).collect::<Vec<_>>();
+    for policy in ["pack", "srtf"] {
+        let report = folder.json(&[
+            "run",
+            "all.plan.json",
+            "--on",
+            "host",
+            "--iterations",
+            "30",
+            "--policy",
+            policy,
+            "--memory",
+            &arena,
+        ]);
+        for (name, alone) in NAMES.iter().zip(&solo) {
+            same_numbers(&report, name, alone);
+        }
+        let jobs = report["jobs"].as_array().unwrap();
+        assert_eq!(jobs[2]["checksum"], jobs[0]["checksum"], "the same job twice");
+        assert!(jobs.iter().all(|j| j["waited_for"].is_null() || policy == "srtf"), "{report:#}");
+        let waited: u64 = jobs.iter().map(|j| number(j, "window_waited_ns")).sum();
+        // Jobs wait for each other within their iterations only if these run at once.
+        assert_eq!(waited > 0, policy == "pack", "{policy}: {report:#}");
     }
 }
 

@@ -49,6 +49,31 @@ fn every_policy_is_told_and_ours_ends_jobs_soonest() {
 }
 
 #[test]
+fn each_mode_has_its_lanes() {
+    let folder = Folder::new();
+    let of = |mode| share(&folder, &["--mode", mode, "--check"]);
+    let (neap, paper, released) = (of("neap"), of("paper"), of("as-released"));
+    for all in [&neap, &paper, &released] {
+        for entry in all["policies"].as_array().unwrap() {
+            assert_eq!((&entry["harm"], number(entry, "done")), (&Value::Null, 7), "{entry:#}");
+            let policy = entry["policy"].as_str().unwrap();
+            let [admission, queuing] =
+                ["mean_admission_s", "mean_queuing_s"].map(|key| figure(all, policy, key));
+            assert!(admission <= queuing, "{entry:#}");
+        }
+    }
+    // Several lanes fill each other's gaps; the released scripts have one.
+    let end = |all| figure(all, "fair", "makespan_s");
+    let alone = figure(&released, "fifo", "makespan_s");
+    assert!(end(&paper) < 0.9 * end(&neap) && (end(&released) - alone).abs() < 0.001);
+    // A job that waits in its lane for shorter ones was admitted long before.
+    assert!(
+        figure(&neap, "srtf", "mean_admission_s") < figure(&neap, "srtf", "mean_queuing_s"),
+        "{neap:#}"
+    );
+}
+
+#[test]
 fn a_wait_is_explained() {
     let folder = Folder::new();
     let all = share(&folder, &["--policies", "fifo,neap", "--explain", "check"]);

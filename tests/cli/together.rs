@@ -107,6 +107,38 @@ fn two_jobs_share_bytes_and_wait_for_each_other() {
 }
 
 #[test]
+fn latencies_are_those_under_the_load_of_the_other_jobs() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    folder.json(&["profile", "job.graph.json", "--repeats", "1", "--load", "0,100", "-o", "m.csv"]);
+    let measured = folder.text("m.csv");
+    let mut rows = csv::Reader::from_reader(measured.as_bytes());
+    let head = rows.headers().unwrap().clone();
+    let column = |name: &str| head.iter().position(|h| h == name).unwrap();
+    let (load, ns) = (column("load_percent"), column("ns"));
+    let mut out = csv::Writer::from_path(folder.path("lat.csv")).unwrap();
+    out.write_record(&head).unwrap();
+    for row in rows.records() {
+        let row = row.unwrap();
+        // So short that each job uses all of the device.
+        let time = if &row[load] == "0" { "10" } else { "70" };
+        out.write_record(row.iter().enumerate().map(|(i, x)| if i == ns { time } else { x }))
+            .unwrap();
+    }
+    out.flush().unwrap();
+    drop(out);
+    let unplanned = |more: &[&str], jobs: usize| {
+        let graphs = vec!["job.graph.json"; jobs];
+        let plan = [&["plan"][..], &graphs, &["--budget", "100%", "--latencies", "lat.csv"], more];
+        number(&folder.json(&plan.concat()), "unplanned_iteration_ns")
+    };
+    let alone = unplanned(&[], 1);
+    assert_eq!(unplanned(&["--load", "100"], 1), 7 * alone);
+    assert_eq!(unplanned(&[], 2), 2 * 7 * alone, "each has the other's load");
+    assert_eq!(unplanned(&["--load", "0"], 2), 2 * alone, "one load is named");
+}
+
+#[test]
 fn a_share_of_swapping_is_kept_to() {
     let folder = Folder::new();
     let mlp = fixture("mlp.graph.json");

@@ -57,8 +57,9 @@ pub struct Flags {
     #[arg(long, value_delimiter = ',', default_value = "lanes",
           value_parser = ["exclusive", "static", "mps", "mps-oc", "checkpoint", "lanes"])]
     mechanism: Vec<String>,
-    /// The rules for lanes: the paper's algorithm with its gaps closed, the released code's, or
-    /// neap's.
+    /// The rules for lanes: of Salus's paper, with the gaps of its algorithm closed (srtf and fair
+    /// decide in each of several lanes); of its released code, as the scripts of the published runs
+    /// set it up; or neap's own (srtf and fair have one lane).
     #[arg(long, default_value = "neap", value_parser = ["paper", "as-released", "neap"])]
     mode: String,
     /// The memory of a process's context (static, mps, mps-oc).
@@ -385,6 +386,7 @@ struct PolicyReport<'a> {
     policy: &'a str,
     mechanism: &'a str,
     makespan_s: f64,
+    mean_admission_s: f64,
     mean_queuing_s: f64,
     mean_completion_s: f64,
     p95_completion_s: f64,
@@ -474,6 +476,7 @@ impl<'a> PolicyReport<'a> {
             policy: run.policy.name(),
             mechanism: run.mechanism,
             makespan_s: s(f.makespan),
+            mean_admission_s: s(f.admission),
             mean_queuing_s: s(f.queuing),
             mean_completion_s: s(f.completion),
             p95_completion_s: s(f.p95),
@@ -514,6 +517,7 @@ fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Re
         "job",
         "verdict",
         "submit_s",
+        "admitted_s",
         "start_s",
         "end_s",
         "work_s",
@@ -528,6 +532,7 @@ fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Re
                 &job.name,
                 result.verdict.word(),
                 &times(job.submit),
+                &result.admitted.map(times).unwrap_or_default(),
                 &result.start.map(times).unwrap_or_default(),
                 &times(result.end),
                 &times(job.work),

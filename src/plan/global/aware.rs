@@ -6,14 +6,17 @@
 //! simulates a [`joint::Round`] of each way. The cost of a way is the round's time and each job's
 //! mean iteration in it, relative to the unplanned jobs alone. The cheapest way is chosen; of equal
 //! ways the first. Then one job after the other takes its plan from another way, if that fits and
-//! lowers the cost.
+//! lowers the cost. Last, memory is divided anew with each job's losses as they were beside the
+//! others: copies wait for the copies of others, so a job that swaps little may lose far more than
+//! alone.
 //!
 //! The first way decides how much memory each job gets, by the steps of [`super::make`], with each
 //! job planned for its part of the link. The other ways plan with less effort for the same parts
 //! and for even parts. Equal jobs of many operators get even parts at once. Other planners have
 //! only one way. Switches: `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one
 //! descent of all jobs if they differ, a plan of each different job for each way, and some
-//! milliseconds for each round. More than `FEW` jobs are planned as if alone. Jobs with few huge
+//! milliseconds for each round, twice as many for twice the jobs. More than `MANY` jobs are planned
+//! as if alone. Jobs with few huge
 //! tensors take long, because each part whose tensors can't be placed is searched for.
 
 use std::sync::Arc;
@@ -110,7 +113,9 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     found.retain(|(cost, ..)| *cost <= best.0 + best.0 / NEAR);
     let others = if memo.is_coarse() { 0 } else { OTHERS };
     let mixed = mix(&rounds, best.0, best.2, found.iter().take(others).map(|o| &o.2[..]))?;
-    let mut together = join(jobs, by_priority(jobs, mixed));
+    let divided =
+        if memo.is_coarse() { mixed.1 } else { divide(&rounds, &ways[best.1], mixed, memo)? };
+    let mut together = join(jobs, by_priority(jobs, divided));
     if let Some(way) = ways[best.1].name() {
         together.plan.options.insert("way".to_owned(), way.to_owned());
     }
@@ -186,7 +191,10 @@ pub(super) fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
         .collect()
 }
 
-/// The most jobs for which rounds are simulated: with more, the simulations take too long.
+/// The most jobs for which rounds are simulated. (40 jobs of 60 to 227 operators take 9 s.)
+const MANY: usize = 48;
+
+/// The same for a caller who plans hundreds of times.
 pub(crate) const FEW: usize = 8;
 
 /// The ways to plan these jobs, at least one.
@@ -202,7 +210,8 @@ fn ways(jobs: &Jobs<'_>, memo: &Memo) -> Vec<Way> {
         .collect();
     // A switch counts only if all jobs have it on.
     let [first, ..] = options[..] else { return alone() };
-    if !(2..=FEW).contains(&jobs.jobs.len())
+    let most = if memo.is_coarse() { FEW } else { MANY };
+    if !(2..=most).contains(&jobs.jobs.len())
         || options.len() < jobs.jobs.len()
         || !options.iter().all(|o| o.joint)
     {
@@ -343,6 +352,25 @@ pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError>
     Rounds::new(jobs, false).run(programs)
 }
 
+/// The mean time of an iteration of each job in a round.
+///
+/// # Errors
+/// As [`round`].
+pub fn beside(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {
+    let round = round(jobs, programs)?;
+    let mean = |job| {
+        let (sum, count) = taken(&round, job);
+        Nanos(u64::try_from(sum / count.max(1)).unwrap_or(u64::MAX))
+    };
+    Ok((0..programs.len()).map(mean).collect())
+}
+
+/// The sum of the times of a job's iterations in a round, and how many there are.
+fn taken(round: &Round, job: usize) -> (u128, u128) {
+    let runs = round.courses.iter().flat_map(|course| &course.runs[job]);
+    runs.fold((0, 0), |(sum, count), (_, run)| (sum + u128::from(run.iteration.0), count + 1))
+}
+
 impl<'j, 'a> Rounds<'j, 'a> {
     fn new(jobs: &'j Jobs<'a>, short: bool) -> Self {
         let sight = |job: &super::Job<'_>| {
@@ -368,6 +396,40 @@ impl<'j, 'a> Rounds<'j, 'a> {
         round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
     }
 
+    /// The jobs, each with its priority times the ratio of its loss in a round to its loss alone,
+    /// the least such ratio as one. `None` if the ratios differ little.
+    fn weighed(&self, parts: &[Arc<Planned>]) -> Result<Option<Jobs<'a>>, PlanError> {
+        let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
+        let beside = beside(self.jobs, &programs)?;
+        let ratio = |index: usize| {
+            let own = self.sights[index].1;
+            let loss = |time: Nanos| u128::from(time.saturating_sub(own).0.max(1 + own.0 / 100));
+            loss(beside[index]) * 1000 / loss(parts[index].plan.figures.iteration_ns)
+        };
+        let ratios: Vec<u128> = (0..parts.len()).map(|index| ratio(index).max(1)).collect();
+        let like = |a: usize, b: usize| {
+            let (a, b) = (&self.jobs.jobs[a], &self.jobs.jobs[b]);
+            a.file.1 == b.file.1 && a.priority == b.priority
+        };
+        // Equal jobs have equal weights.
+        let even = |index: usize| {
+            let twins = || (0..ratios.len()).filter(move |&other| like(index, other));
+            twins().map(|twin| ratios[twin]).sum::<u128>() / twins().count().max(1) as u128
+        };
+        let even: Vec<u128> = (0..ratios.len()).map(even).collect();
+        let (least, most) = (even.iter().min(), even.iter().max());
+        let (Some(&least), Some(&most)) = (least, most) else { return Ok(None) };
+        if most < least * 3 / 2 {
+            return Ok(None);
+        }
+        let mut jobs = self.jobs.clone();
+        for (job, ratio) in jobs.jobs.iter_mut().zip(even) {
+            let priority = u128::from(job.priority.max(1)) * ratio / least.max(1);
+            job.priority = u64::try_from(priority).unwrap_or(u64::MAX).clamp(1, 1 << 40);
+        }
+        Ok(Some(jobs))
+    }
+
     /// The sum of two ratios, in millionths: the time of a round to that of the longest job
     /// unplanned and alone, and the mean (weighted by priority) of each job's iteration in the
     /// round to its own unplanned one. The first ratio alone would sacrifice short jobs to the
@@ -377,10 +439,7 @@ impl<'j, 'a> Rounds<'j, 'a> {
         let round = self.run(&programs)?;
         let priority = |job: &super::Job<'_>| u128::from(job.priority.max(1));
         let one = |(index, (job, sight)): (usize, (&super::Job<'_>, &(u32, Nanos)))| {
-            let runs = round.courses.iter().flat_map(|course| &course.runs[index]);
-            let (sum, count) = runs.fold((0u128, 0u128), |(sum, count), (_, run)| {
-                (sum + u128::from(run.iteration.0), count + 1)
-            });
+            let (sum, count) = taken(&round, index);
             sum * priority(job) * 1_000_000 / (count * u128::from(sight.1.0)).max(1)
         };
         let each: u128 = self.jobs.jobs.iter().zip(&self.sights).enumerate().map(one).sum();
@@ -423,7 +482,7 @@ fn mix<'p>(
     mut best: u128,
     from: Vec<Arc<Planned>>,
     others: impl Iterator<Item = &'p [Arc<Planned>]>,
-) -> Result<Vec<Arc<Planned>>, PlanError> {
+) -> Result<(u128, Vec<Arc<Planned>>), PlanError> {
     let jobs = rounds.jobs;
     let mut now = from;
     let sum = |parts: &[Arc<Planned>], of: fn(&Planned) -> Bytes| -> Bytes {
@@ -443,6 +502,33 @@ fn mix<'p>(
                 (best, now) = (cost, tried);
             }
         }
+    }
+    Ok((best, now))
+}
+
+/// How often memory is divided anew.
+const AGAIN: usize = 2;
+
+/// Divides the memory anew, with the losses that jobs had beside the others in place of those
+/// alone, as long as that lowers the cost.
+fn divide(
+    rounds: &Rounds<'_, '_>,
+    way: &Way,
+    (mut best, mut now): (u128, Vec<Arc<Planned>>),
+    memo: &mut Memo,
+) -> Result<Vec<Arc<Planned>>, PlanError> {
+    for _ in 0..AGAIN {
+        let Some(weighed) = rounds.weighed(&now)? else { break };
+        let parts = match planned(&weighed, way, None, memo) {
+            Ok(parts) => parts,
+            Err(PlanError::Infeasible(_)) => break,
+            Err(defect) => return Err(defect),
+        };
+        let cost = rounds.cost(&parts)?;
+        if cost >= best {
+            break;
+        }
+        (best, now) = (cost, parts);
     }
     Ok(now)
 }

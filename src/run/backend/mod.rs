@@ -115,6 +115,8 @@ pub struct Item {
     pub work: Work,
     /// The end of the highest bytes of the arena that it touches.
     pub top: Bytes,
+    /// The stretch for which the job must hold the window when it starts ([`crate::sim::window`]).
+    pub stretch: Option<usize>,
 }
 
 /// An iteration in the form that a device runs.
@@ -130,6 +132,8 @@ pub struct Script {
     pub arena: Bytes,
     /// Bytes of the pinned store.
     pub store: Bytes,
+    /// For each stretch in the window, the items after whose ends it is over.
+    pub stretches: Vec<Vec<usize>>,
 }
 
 /// The measurements of one iteration.
@@ -144,6 +148,8 @@ pub struct Measured {
     pub iteration: Nanos,
     /// How many steps had to wait for a copy that they read, where items were timed.
     pub late: u64,
+    /// How long it waited for the window while other jobs held it.
+    pub window: Nanos,
     /// The captured loss.
     pub loss: Option<f32>,
 }

@@ -23,7 +23,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-pub use feedback::Request as Asked;
 pub use record::{JobReport, Moment, Planning, Report, Stretch, Verdict};
 pub use worker::Work;
 
@@ -39,7 +38,7 @@ use crate::units::{BLOCK, Bytes, Nanos, id32};
 use feedback::Feedback;
 use planning::Made;
 use record::Records;
-use scheduler::{Coming, Needs, Order, Scheduler};
+use scheduler::{Coming, Needs, Order, Scheduler, Shares};
 use split::Split;
 use worker::{Command, Progress};
 
@@ -82,11 +81,6 @@ pub enum Notice<'a> {
     Planned(&'a Planning),
 }
 
-/// Plans all jobs again for a device and within an arena: a checked plan for each, or why there is
-/// none.
-pub type Planner<'a> =
-    dyn Fn(&[Asked<'_>], &Profile, Bytes) -> Result<Vec<JobPlan>, String> + Sync + 'a;
-
 /// The settings of the service.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
@@ -102,8 +96,8 @@ pub struct Options<'a> {
     pub settings: &'a Settings,
     /// The device's profile.
     pub device: &'a Profile,
-    /// Plans all jobs again whenever a job comes, ends or drifts, if given.
-    pub planner: Option<&'a Planner<'a>>,
+    /// Whether all jobs are planned again whenever a job comes, ends or drifts.
+    pub replan: bool,
     /// By how much the sum of a job's operators or of the link's copies must change for that, in
     /// thousandths.
     pub threshold_per_mille: u64,
@@ -180,14 +174,18 @@ impl Remote {
 /// A job's needs and expected times, from its plan.
 fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError> {
     let program = Program::placed(&work.graph, plan)?;
-    let split = Split::of(&program);
+    let split = Split::of(&program, work.passes(plan));
     let iteration =
         engine::nominal(&program, &work.profile.link).map(|run| run.iteration).unwrap_or_default();
     Ok(Coming {
         needs: Needs {
             persistent: split.persistent,
             ephemeral: split.ephemeral,
-            shares: plan.window.is_some(),
+            shares: match (&plan.window, work.passes(plan)) {
+                (None, _) => Shares::Nothing,
+                (Some(_), None) => Shares::ByIterations,
+                (Some(_), Some(_)) => Shares::ByOperators,
+            },
             plan: index,
         },
         utilisation: roofline::utilisation(&work.graph.operators, &plan.latencies, &work.profile),
@@ -299,12 +297,13 @@ impl<'env> Service<'_, 'env> {
         let plans = vec![work.plan.clone()];
         let mine = Arc::clone(&work);
         self.scope.spawn(move || {
-            worker::work(&mine, arena, shared, &told, &|what| {
+            worker::work((id, &mine), arena, shared, &told, &|what| {
                 drop(messages.send(Message::Progress(id, what)))
             })
         });
         self.seats.push(Seat {
             name: tenant.name,
+            sha256: crate::job::json::sha256(&work.graph),
             work,
             commands,
             coming,
@@ -460,7 +459,7 @@ impl<'env> Service<'_, 'env> {
                     let seat = &mut self.seats[id as usize];
                     let newer = (seat.follows != plan).then(|| Box::new(seat.plans[plan].clone()));
                     seat.follows = plan;
-                    if self.options.planner.is_some() {
+                    if self.options.replan {
                         self.feedback.follow(id as usize, &seat.work, &seat.plans[plan]);
                     }
                     if let Some(waited) = self.records.entered(id, now) {
@@ -497,6 +496,8 @@ impl<'env> Service<'_, 'env> {
 struct Seat {
     name: String,
     work: Arc<Work>,
+    /// The hash of its graph.
+    sha256: String,
     commands: Sender<Command>,
     coming: Coming,
     submit: Nanos,

@@ -1,43 +1,193 @@
 //! Plans all jobs of the service again, in the background.
+//!
+//! Where the policy runs several jobs at once, they are planned together: each within a part of the
+//! arena, for one link. Where it runs one at a time, each has device and link for itself while it
+//! runs, and the jobs' ephemeral parts share one lane ([`in_turn`]). Predicted times are those of
+//! iterations beside the others, or alone.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::feedback::{Request as Asked, predicted};
 use super::record::Planning;
+use super::scheduler::in_turn;
+use super::split::Split;
 use super::worker::Work;
 use super::{Message, Notice, Service, Stage, coming};
 use crate::backend::Measured;
-use crate::contract::{JobPlan, Latency};
+use crate::contract::{JobPlan, Latency, Plan, check};
 use crate::controller::WORTH;
 use crate::device::Profile;
+use crate::plan::global::{self, Job, Jobs, Memo, aware};
+use crate::plan::{PlanError, Planned, overlap};
+use crate::sim::engine;
+use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
-use crate::units::{Nanos, id32};
+use crate::units::{Bytes, Nanos, id32};
+
+/// A job to be planned again.
+pub(super) struct Asked {
+    work: Arc<Work>,
+    /// The hash of its graph.
+    sha256: String,
+    /// Its plan so far.
+    plan: JobPlan,
+    /// The mean latency of each operator.
+    latencies: Vec<Latency>,
+}
 
 /// New plans, or why there are none.
 pub(super) struct Made {
     plans: Result<Vec<JobPlan>, String>,
-    /// Predicted time of an iteration of every job under the old plans and under the new ones.
+    /// Predicted times of an iteration of every job, added up, under the old plans and under the
+    /// new ones.
     predicted: Option<(Nanos, Nanos)>,
     took: Nanos,
+}
+
+/// Where jobs are planned.
+struct Place<'a> {
+    asked: &'a [Asked],
+    device: &'a Profile,
+    arena: Bytes,
+    /// Whether one job runs at a time.
+    in_turn: bool,
+}
+
+impl Place<'_> {
+    fn jobs(&self) -> Jobs<'_> {
+        let jobs = self.asked.iter().map(|asked| {
+            let Work { graph, method, priority, swap_limit, .. } = &*asked.work;
+            let (priority, swap_limit) = (*priority, *swap_limit);
+            // Where one runs at a time, none is beside others.
+            let method = if self.in_turn { method.alone() } else { method.clone() };
+            let file = (String::new(), asked.sha256.clone());
+            Job { graph, file, latencies: &asked.latencies, method, priority, swap_limit }
+        });
+        Jobs {
+            jobs: jobs.collect(),
+            device: self.device,
+            budget: self.arena,
+            recorded_options: BTreeMap::new(),
+        }
+    }
+
+    /// A checked plan for each job, or why there is none.
+    fn plans(&self) -> Result<Vec<JobPlan>, String> {
+        let jobs = self.jobs();
+        let shares = self.asked.iter().any(|asked| asked.plan.window.is_some());
+        let parts = match (self.in_turn, shares) {
+            (false, true) => {
+                let made = overlap::make(&jobs).map_err(|e| e.to_string())?.together.plan;
+                let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph.clone()).collect();
+                return checked(&made, &graphs).map(|()| made.jobs);
+            }
+            (false, false) => global::make(&jobs).map(|made| made.parts),
+            (true, _) => lane(&jobs),
+        };
+        let mut plans = Vec::with_capacity(jobs.jobs.len());
+        for (part, job) in parts.map_err(|e| e.to_string())?.into_iter().zip(&jobs.jobs) {
+            checked(&part.plan, std::slice::from_ref(job.graph))?;
+            plans.extend(part.plan.jobs.first().cloned());
+        }
+        Ok(plans)
+    }
+
+    /// The predicted time of an iteration of each job under these plans, added up.
+    fn predicted(&self, plans: &[JobPlan]) -> Option<Nanos> {
+        let jobs = self.jobs();
+        let mut programs = Vec::with_capacity(plans.len());
+        for (job, plan) in jobs.jobs.iter().zip(plans) {
+            let plan = JobPlan { latencies: job.latencies.to_vec(), ..plan.clone() };
+            programs.push(Program::placed(job.graph, &plan).ok()?);
+        }
+        if !self.in_turn {
+            let times = aware::beside(&jobs, &programs.iter().collect::<Vec<_>>()).ok()?;
+            return Some(times.into_iter().sum());
+        }
+        let alone = |program| engine::nominal(program, &self.device.link).ok();
+        programs.iter().map(|program| alone(program).map(|run| run.iteration)).sum()
+    }
+}
+
+fn checked(plan: &Plan, graphs: &[crate::job::Graph]) -> Result<(), String> {
+    let first = |r: Vec<check::Refusal>| r.first().map(ToString::to_string).unwrap_or_default();
+    check::check(plan, graphs).map(drop).map_err(|r| format!("a new plan is refused: {}", first(r)))
+}
+
+/// How many times the arena for which jobs of one lane are planned is halved in.
+const HALVINGS: usize = 4;
+
+type Parts = Result<Vec<Arc<Planned>>, PlanError>;
+
+/// Plans for jobs of which one runs at a time. What they keep between iterations and the largest of
+/// the rest must fit in the arena. So they are planned for a sum of arenas that is larger than
+/// that, the largest found.
+fn lane(jobs: &Jobs<'_>) -> Parts {
+    let mut memo = Memo::default();
+    let fits = |parts: &[Arc<Planned>]| {
+        let splits = || parts.iter().map(|part| Split::of(&part.program, None));
+        let kept: Bytes = splits().map(|split| split.persistent).sum();
+        kept + splits().map(|split| split.ephemeral).max().unwrap_or_default() <= jobs.budget
+    };
+    let mut make = |budget: u64| -> Parts {
+        let asked = Jobs { budget: Bytes(budget), ..jobs.clone() };
+        global::make_with(&asked, &mut memo).map(|made| made.parts)
+    };
+    let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph).collect();
+    // Fragments may need a little more than the peaks.
+    let peaks = global::unplanned_peak(&graphs).0;
+    let (mut low, mut high) = (jobs.budget.0, peaks.saturating_add(peaks / 8).max(jobs.budget.0));
+    let widest = make(high)?;
+    if fits(&widest) {
+        return Ok(widest);
+    }
+    let mut best = make(low);
+    for _ in 0..HALVINGS {
+        let middle = low + (high - low) / 2;
+        match make(middle) {
+            Ok(parts) if fits(&parts) => (best, low) = (Ok(parts), middle),
+            Ok(_) => high = middle,
+            Err(PlanError::Infeasible(_)) => low = middle,
+            Err(defect) => return Err(defect),
+        }
+    }
+    best
+}
+
+/// Equal jobs have equal operators: each takes the mean of what was measured.
+fn level(asked: &mut [Asked]) {
+    for first in 0..asked.len() {
+        let alike = |other: &Asked| other.sha256 == asked[first].sha256;
+        if asked[..first].iter().any(alike) {
+            continue;
+        }
+        let twins: Vec<usize> = (first..asked.len()).filter(|&at| alike(&asked[at])).collect();
+        let mut means = asked[first].latencies.clone();
+        for (operator, mean) in means.iter_mut().enumerate() {
+            let times = twins.iter().map(|&at| u128::from(asked[at].latencies[operator].time.0));
+            let sum = times.sum::<u128>() / twins.len() as u128;
+            mean.time = Nanos(u64::try_from(sum).unwrap_or(u64::MAX));
+        }
+        twins.into_iter().for_each(|at| asked[at].latencies.clone_from(&means));
+    }
 }
 
 impl Service<'_, '_> {
     /// Learns from a job's iteration, and plans all jobs again when something has drifted.
     pub(super) fn learn(&mut self, id: JobId, measured: &Measured) {
-        if self.options.planner.is_none() {
+        if !self.options.replan {
             return;
         }
-        let present = |id: usize| self.seats[id].stage == Stage::There;
-        let drifted = self.feedback.learn(id as usize, measured, present);
+        let drifted = self.feedback.learn(id as usize, measured);
         if let Some(what) = drifted.filter(|_| self.planning.is_none()) {
             self.why.push(format!("`{}`: {what}", self.seats[id as usize].name));
             self.plan();
         }
     }
 
-    /// The set of jobs has changed: plans all of them again in the background, if there is a
-    /// planner.
+    /// The set of jobs has changed: plans all of them again in the background, if that was asked
+    /// for.
     pub(super) fn changed(&mut self, why: String) {
         self.asked += 1;
         self.why.push(why);
@@ -45,31 +195,35 @@ impl Service<'_, '_> {
     }
 
     fn plan(&mut self) {
-        let Some(planner) = self.options.planner.filter(|_| self.planning.is_none()) else {
+        if !self.options.replan || self.planning.is_some() {
             return;
-        };
-        let present = |id: usize| self.seats[id].stage == Stage::There;
-        let jobs: Vec<JobId> = (0..self.seats.len()).filter(|id| present(*id)).map(id32).collect();
+        }
+        let present = |id: &usize| self.seats[*id].stage == Stage::There;
+        let jobs: Vec<usize> = (0..self.seats.len()).filter(present).collect();
         if jobs.is_empty() {
             return;
         }
-        let device =
-            Profile { link: self.feedback.planning(present), ..self.options.device.clone() };
-        let seats = || jobs.iter().map(|&id| &self.seats[id as usize]);
-        let old: Vec<JobPlan> = seats().map(|s| s.plans[s.plans.len() - 1].clone()).collect();
-        let works: Vec<(Arc<Work>, Vec<Latency>)> = seats()
-            .zip(&jobs)
-            .map(|(seat, &id)| (Arc::clone(&seat.work), self.feedback.latencies(id as usize)))
-            .collect();
+        let device = Profile { link: self.feedback.planning(), ..self.options.device.clone() };
+        let in_turn = in_turn(self.options.policy);
+        let seats: Vec<_> = jobs.iter().map(|&id| (id, &*self.seats[id].work)).collect();
+        let latencies = self.feedback.latencies(&seats, &device, in_turn);
+        let one = |(&id, latencies): (&usize, Vec<Latency>)| {
+            let seat = &self.seats[id];
+            let plan = seat.plans[seat.plans.len() - 1].clone();
+            Asked { work: Arc::clone(&seat.work), sha256: seat.sha256.clone(), plan, latencies }
+        };
+        let mut asked: Vec<Asked> = jobs.iter().zip(latencies).map(one).collect();
         let (number, arena, sender) = (self.asked, self.options.arena, self.mailbox.sender.clone());
+        let jobs = jobs.into_iter().map(id32).collect();
         self.planning = Some((number, jobs, std::mem::take(&mut self.why)));
         self.scope.spawn(move || {
             let began = Instant::now();
-            let asked: Vec<Asked<'_>> =
-                works.iter().map(|(work, latencies)| Asked { work, latencies }).collect();
-            let plans = planner(&asked, &device, arena);
-            let time = |plans: &[JobPlan]| predicted(&asked, plans, &device.link).ok();
-            let predicted = plans.as_ref().ok().and_then(|new| Some((time(&old)?, time(new)?)));
+            level(&mut asked);
+            let place = Place { asked: &asked, device: &device, arena, in_turn };
+            let plans = place.plans();
+            let old: Vec<JobPlan> = asked.iter().map(|asked| asked.plan.clone()).collect();
+            let times = |new: &Vec<JobPlan>| Some((place.predicted(&old)?, place.predicted(new)?));
+            let predicted = plans.as_ref().ok().and_then(times);
             let took = Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
             let made = Box::new(Made { plans, predicted, took });
             let _ = sender.send(Message::Planned(number, made));

@@ -13,6 +13,17 @@ use crate::sim::share::lanes::{JobId, Join, MOST};
 use crate::sim::share::policy::{Facts, Policy, Style, choose};
 use crate::units::{Bytes, Nanos};
 
+/// Whether a job was planned to share bytes with other jobs, and how they take turns in one lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shares {
+    /// It has its bytes for itself.
+    Nothing,
+    /// One runs at a time.
+    ByIterations,
+    /// All may run at a time: they pass the lane on within their iterations.
+    ByOperators,
+}
+
 /// A job's needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
@@ -20,9 +31,8 @@ pub struct Needs {
     pub persistent: Bytes,
     /// Bytes needed while an iteration runs.
     pub ephemeral: Bytes,
-    /// Whether it was planned to share bytes with other jobs: its iterations may take turns with
-    /// theirs in one lane.
-    pub shares: bool,
+    /// Whether it was planned to share bytes with other jobs.
+    pub shares: Shares,
     /// The number of the plan with these needs.
     pub plan: usize,
 }
@@ -91,6 +101,15 @@ impl Tenant {
     fn inside(&self) -> bool {
         matches!(self.state, State::Idle | State::Running)
     }
+
+    fn passes(&self) -> bool {
+        self.needs.shares == Shares::ByOperators
+    }
+}
+
+/// Whether a policy runs one job at a time.
+pub(super) fn in_turn(policy: &dyn Policy) -> bool {
+    matches!(policy.style(), Style::One { .. } | Style::Rotating)
 }
 
 /// The scheduler's state.
@@ -109,9 +128,7 @@ impl Scheduler {
     /// service after which memory is moved for a turn.
     #[must_use]
     pub fn new(policy: &'static dyn Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
-        let most =
-            if matches!(policy.style(), Style::One { .. } | Style::Rotating) { 1 } else { MOST };
-        let memory = Memory::new(arena, most);
+        let memory = Memory::new(arena, if in_turn(policy) { 1 } else { MOST });
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
 
@@ -299,7 +316,7 @@ impl Scheduler {
     /// Jobs that may run at the same time share a lane only if they were planned to. Other jobs
     /// share one.
     fn join(&self, needs: &Needs) -> Join {
-        if needs.shares || matches!(self.policy.style(), Style::One { .. } | Style::Rotating) {
+        if needs.shares != Shares::Nothing || in_turn(self.policy) {
             Join::Share
         } else {
             Join::Own
@@ -480,7 +497,7 @@ impl Scheduler {
         let (mut taken, mut lane) = (Bytes::ZERO, Bytes::ZERO);
         let wanted = choose(ranked.into_iter(), MOST, overdue, |job| {
             let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return false };
-            let (own, shared) = if needs.shares {
+            let (own, shared) = if needs.shares != Shares::Nothing {
                 (Bytes::ZERO, lane.max(needs.ephemeral))
             } else {
                 (needs.ephemeral, lane)
@@ -521,13 +538,12 @@ impl Scheduler {
     }
 
     fn go(&mut self, wanted: &[JobId], orders: &mut Vec<Order>) {
-        let one = matches!(self.policy.style(), Style::One { .. } | Style::Rotating);
+        let one = in_turn(self.policy);
         let spots = self.memory.spots();
-        let running = |jobs: &BTreeMap<JobId, Tenant>| -> BTreeSet<u32> {
-            jobs.iter()
-                .filter(|(_, t)| t.state == State::Running)
-                .filter_map(|(id, _)| Some(spots.get(id)?.lane))
-                .collect()
+        // The lanes in use, and whether they are passed on within iterations.
+        let running = |jobs: &BTreeMap<JobId, Tenant>| -> BTreeMap<u32, bool> {
+            let running = jobs.iter().filter(|(_, t)| t.state == State::Running);
+            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, t.passes()))).collect()
         };
         for &job in wanted {
             let busy = running(&self.jobs);
@@ -538,7 +554,8 @@ impl Scheduler {
                 continue;
             };
             let Some(spot) = spots.get(&job) else { continue };
-            if (one && !busy.is_empty()) || busy.contains(&spot.lane) {
+            let free = busy.get(&spot.lane).is_none_or(|&passed| passed && tenant.passes());
+            if (one && !busy.is_empty()) || !free {
                 continue;
             }
             (tenant.state, tenant.begun) = (State::Running, true);

@@ -2,12 +2,14 @@
 //! only an iteration needs.
 //!
 //! The first part belongs to the job while it is resident. The second part may belong to another
-//! job between iterations (Salus: persistent and ephemeral memory). Addresses keep their order
-//! within each part, so residencies that shared bytes still do, and the two parts together are as
-//! large as the arena. If a residency lies across the edge between kept and other bytes (it takes
-//! over the bytes of a parameter that is out, and more), its whole range is kept.
+//! job between iterations (Salus: persistent and ephemeral memory). Where jobs pass a window on
+//! within their iterations, the window is the second part, and all else is kept. Addresses keep
+//! their order within each part, so residencies that shared bytes still do, and the two parts
+//! together are as large as the arena. If a residency lies across the edge between kept and other
+//! bytes (it takes over the bytes of a parameter that is out, and more), its whole range is kept.
 
-use crate::sim::program::{Begin, Program};
+use crate::contract::Window;
+use crate::sim::program::{Begin, Program, Residency};
 use crate::units::Bytes;
 
 /// A range of the arena and its place in a part.
@@ -32,13 +34,17 @@ pub struct Split {
 }
 
 impl Split {
-    /// Splits the ranges of the arena that a placed program uses.
+    /// Splits the ranges of the arena that a placed program uses; `window` is passed on within
+    /// iterations.
     #[must_use]
-    pub fn of(program: &Program) -> Self {
+    pub fn of(program: &Program, window: Option<&Window>) -> Self {
+        let between = |r: &Residency| r.begin == Begin::Iteration || r.stays;
+        let outside = |at: Bytes, w: &Window| at < w.offset || at.0 >= w.offset.0 + w.bytes.0;
         let mut all: Vec<(u64, u64, bool)> = Vec::with_capacity(program.residencies.len());
         for r in &program.residencies {
             if let Some(offset) = r.offset.filter(|_| r.bytes > Bytes::ZERO) {
-                all.push((offset.0, offset.0 + r.bytes.0, r.begin == Begin::Iteration || r.stays));
+                let kept = window.map_or_else(|| between(r), |w| outside(offset, w));
+                all.push((offset.0, offset.0 + r.bytes.0, kept));
             }
         }
         // Kept ranges grow by residencies that cross their edges, until none does.
@@ -115,7 +121,6 @@ mod tests {
 
     use super::*;
     use crate::contract::Place;
-    use crate::sim::program::Residency;
     use crate::sim::window::Stretches;
 
     fn program(stretches: &[(u64, u64, bool)]) -> Program {
@@ -144,7 +149,7 @@ mod tests {
     #[test]
     fn what_is_never_used_takes_no_room() {
         let p = program(&[(0, 10, true), (10, 5, false), (100, 20, false)]);
-        let split = Split::of(&p);
+        let split = Split::of(&p, None);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(10), Bytes(25)));
         let offsets: Vec<u64> = split
             .moved(&p, Bytes(0), Bytes(50))
@@ -153,6 +158,10 @@ mod tests {
             .map(|r| r.offset.unwrap().0)
             .collect();
         assert_eq!(offsets, [0, 50, 55]);
+        // Where 100..120 is a window, all else is kept.
+        let window = Window { offset: Bytes(100), bytes: Bytes(64), hands_over_after: Vec::new() };
+        let passed = Split::of(&p, Some(&window));
+        assert_eq!((passed.persistent, passed.ephemeral), (Bytes(15), Bytes(20)));
     }
 
     #[test]
@@ -167,13 +176,13 @@ mod tests {
             (60, 5, false),
             (12, 4, false),
         ]);
-        let split = Split::of(&p);
+        let split = Split::of(&p, None);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(30), Bytes(35)));
         let moved = split.moved(&p, Bytes(1000), Bytes(2000));
         let offsets: Vec<u64> = moved.residencies.iter().map(|r| r.offset.unwrap().0).collect();
         assert_eq!(offsets, [2000, 1000, 2010, 1010, 1015, 2030, 1002]);
         assert_eq!(
-            Split::of(&program(&[])),
+            Split::of(&program(&[]), None),
             Split { persistent: Bytes::ZERO, ephemeral: Bytes::ZERO, pieces: Vec::new() }
         );
     }
@@ -184,7 +193,7 @@ mod tests {
             stretches in proptest::collection::vec((0u64..64, 0u64..16, any::<bool>()), 0..20),
         ) {
             let p = program(&stretches);
-            let split = Split::of(&p);
+            let split = Split::of(&p, None);
             let (low, high) = (1000, 1000 + split.persistent.0);
             let moved = split.moved(&p, Bytes(low), Bytes(high));
             let all: Vec<(u64, u64)> =

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::memory::Spot;
-use super::scheduler::{Coming, Needs, Order, Scheduler};
+use super::scheduler::{Coming, Needs, Order, Scheduler, Shares};
 use crate::sim::share::check;
 use crate::sim::share::policy;
 use crate::units::{Bytes, Nanos};
@@ -30,6 +30,14 @@ struct Body {
     time: u64,
     service: u64,
     ended: Option<u64>,
+}
+
+fn kind(number: u32) -> Shares {
+    match number % 6 {
+        0 => Shares::ByIterations,
+        3 => Shares::ByOperators,
+        _ => Shares::Nothing,
+    }
 }
 
 /// Simulated workers, which obey orders and check memory.
@@ -62,7 +70,7 @@ impl World {
         let needs = Needs {
             persistent: Bytes(persistent),
             ephemeral: Bytes(ephemeral),
-            shares: utilisation % 3 == 0,
+            shares: kind(utilisation),
             plan: 0,
         };
         let coming = Coming { needs, utilisation, iterations, iteration: Nanos(time) };
@@ -123,19 +131,25 @@ impl World {
 
     /// Checks that no two jobs share a byte.
     fn look(&self) {
-        let mut held: Vec<(u64, u64, u32)> = Vec::new();
+        // A range, its job, and the lane that the job passes on within its iterations.
+        let mut held: Vec<(u64, u64, u32, Option<u32>)> = Vec::new();
         for (job, body) in &self.bodies {
             let Some(spot) = body.spot else { continue };
-            held.push((spot.persistent.0, spot.persistent.0 + body.needs.persistent.0, *job));
+            let passed = (body.needs.shares == Shares::ByOperators).then_some(spot.lane);
+            held.push((spot.persistent.0, spot.persistent.0 + body.needs.persistent.0, *job, None));
             if body.doing == Doing::Running {
-                held.push((spot.ephemeral.0, spot.ephemeral.0 + body.needs.ephemeral.0, *job));
+                let end = spot.ephemeral.0 + body.needs.ephemeral.0;
+                held.push((spot.ephemeral.0, end, *job, passed));
             }
         }
         held.retain(|h| h.0 < h.1);
         held.sort_unstable();
         assert!(held.iter().all(|h| h.1 <= self.arena));
-        for two in held.windows(2) {
-            assert!(two[0].1 <= two[1].0, "jobs {} and {} share bytes", two[0].2, two[1].2);
+        for (index, one) in held.iter().enumerate() {
+            for two in held[index + 1..].iter().filter(|two| two.0 < one.1) {
+                let passed = one.3.is_some() && one.3 == two.3;
+                assert!(passed, "jobs {} and {} share bytes", one.2, two.2);
+            }
         }
         let running = self.bodies.values().filter(|b| b.doing == Doing::Running).count();
         assert!(!self.one || running <= 1);
@@ -192,7 +206,7 @@ impl World {
         let needs = Needs {
             persistent: Bytes(persistent),
             ephemeral: Bytes(ephemeral),
-            shares: plan % 2 == 0,
+            shares: kind(u32::try_from(plan).unwrap()),
             plan,
         };
         body.next = Some(needs);

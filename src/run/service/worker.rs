@@ -6,15 +6,16 @@ use std::sync::mpsc::Receiver;
 use super::memory::Spot;
 use super::split::Split;
 use crate::backend::{Measured, host};
-use crate::contract::JobPlan;
+use crate::contract::{JobPlan, Latency, Window};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::plan::{Method, Share};
 use crate::session::{End, Job, Next, Pilot};
 use crate::sim::program::Program;
+use crate::sim::share::lanes::JobId;
 use crate::start::Shared;
 use crate::units::Bytes;
-use crate::{Outcome, RunError, Settings};
+use crate::{Outcome, RunError, Settings, Target};
 
 /// A command to a worker.
 #[derive(Clone, Debug)]
@@ -59,19 +60,30 @@ pub struct Work {
     pub priority: u64,
     /// The largest part of all jobs' swaps that it may make, then.
     pub swap_limit: Share,
+    /// The latencies of its operators while other jobs use 0, 10, … 100 % of the device; empty
+    /// where one is known for all loads.
+    pub at_loads: Vec<Vec<Latency>>,
     /// Iterations, seed and initial values.
     pub settings: Settings,
 }
 
+impl Work {
+    /// The window of a plan of this job, if it can be passed on within iterations: on the host.
+    #[must_use]
+    pub fn passes<'p>(&self, plan: &'p JobPlan) -> Option<&'p Window> {
+        plan.window.as_ref().filter(|_| self.settings.target == Target::Host)
+    }
+}
+
 /// Runs a job under the commands of the service.
 pub fn work(
-    work: &Work,
+    (id, work): (JobId, &Work),
     arena: Bytes,
     shared: &Shared,
     commands: &Receiver<Command>,
     report: &dyn Fn(Progress),
 ) {
-    let result = catch_unwind(AssertUnwindSafe(|| go(work, arena, shared, commands, report)));
+    let result = catch_unwind(AssertUnwindSafe(|| go((id, work), arena, shared, commands, report)));
     let last = match result {
         Ok(Ok((outcome, whole))) => Progress::Ended(outcome, whole),
         Ok(Err(error)) => Progress::Failed(error),
@@ -84,7 +96,7 @@ pub fn work(
 }
 
 fn go(
-    work: &Work,
+    (id, work): (JobId, &Work),
     arena: Bytes,
     shared: &Shared,
     commands: &Receiver<Command>,
@@ -95,7 +107,7 @@ fn go(
     job.libraries.clone_from(&work.plan.libraries);
     let mut plan = work.plan.clone();
     let mut program = Program::placed(&work.graph, &plan)?;
-    let mut split = Split::of(&program);
+    let mut split = Split::of(&program, work.passes(&plan));
     job.fill();
     report(Progress::Ready);
     let mut first = 0;
@@ -104,8 +116,9 @@ fn go(
         if let Some(newer) = newer {
             plan = *newer;
             program = Program::placed(&work.graph, &plan)?;
-            split = Split::of(&program);
+            split = Split::of(&program, work.passes(&plan));
         }
+        job.member = work.passes(&plan).map(|_| (spot.lane, id));
         let here = split.moved(&program, spot.persistent, spot.ephemeral);
         match job.session(&plan, arena, &here, first, &mut Commanded { commands, report })? {
             End::Done(outcome) => return Ok((outcome, true)),

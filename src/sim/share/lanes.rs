@@ -6,12 +6,12 @@
 //! capacity and no lane is smaller than a member needs (Salus, section 3.3). [`Lanes::admit`] is
 //! Salus's Algorithm 1 with its gaps closed: persistent bytes count on every branch, a replaced
 //! lane never falls below what its members need, the smallest lane that fits is joined, and (mode
-//! `neap`) lanes shrink when their largest job leaves. Addresses are in [`super::layout`], turns in
-//! [`super::policy`].
+//! `neap`) the largest lane is the one that is widened, and lanes shrink when their largest job
+//! leaves. Addresses are in [`super::layout`], turns in [`super::policy`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::units::Bytes;
+use crate::units::{Bytes, saturated};
 
 /// The rules for lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +19,10 @@ pub enum Mode {
     /// The paper's algorithm with its gaps closed. A lane keeps its size until it is empty, and
     /// persistent memory never moves.
     Paper,
-    /// Salus's released code, with its margins and reserve. A lane also holds its job's persistent
-    /// memory and is never shared.
+    /// Salus's released code, with its margins and reserve. A lane is opened with its first job's
+    /// persistent and ephemeral bytes. Another job joins it only if its persistent bytes fit beside
+    /// the largest ephemeral bytes, so lanes are hardly ever shared. With a limit of one, as in the
+    /// scripts for policies that take turns, the lane is the whole device.
     AsReleased,
     /// neap's own rules. Lanes shrink, and persistent memory may move to the host if the policy
     /// says so.
@@ -88,12 +90,10 @@ impl Lanes {
         } else {
             capacity
         };
-        // The released code's lanes can't be shared, so a limit of one lane would mean one job.
-        let most = if mode == Mode::AsReleased { MOST } else { most.min(MOST) };
         Self {
             capacity,
             mode,
-            most,
+            most: most.min(MOST),
             persistent: Bytes::ZERO,
             sizes: Bytes::ZERO,
             lanes: BTreeMap::new(),
@@ -108,11 +108,14 @@ impl Lanes {
         if self.mode != Mode::AsReleased {
             return (persistent, ephemeral);
         }
-        let (total, with_margin) = (
-            (persistent.0 + ephemeral.0).div_ceil(20) * 21,
-            persistent.0.div_ceil(10) * 11 + ephemeral.0,
-        );
-        (Bytes::ZERO, Bytes(total.max(with_margin)))
+        let more = |bytes: u64, percent: u64| {
+            Bytes(saturated(u128::from(bytes) * u128::from(percent) / 100))
+        };
+        let persistent = more(persistent.0, 110);
+        let sum = persistent + ephemeral;
+        // A job that fits with less than the margin gets the whole device.
+        let total = more(sum.0, 105).min(self.capacity).max(sum);
+        (persistent, total - persistent)
     }
 
     /// Whether a job with this need fits on the empty device.
@@ -178,36 +181,59 @@ impl Lanes {
         };
         let more = persistent.saturating_sub(held);
         let free = self.free();
+        let released = self.mode == Mode::AsReleased;
         let new = self.lanes.len() < self.most
-            && (join != Join::Serve || self.lanes.is_empty() || self.mode == Mode::AsReleased);
+            && (join != Join::Serve || self.lanes.is_empty() || released);
         let lane = if new && more + ephemeral <= free {
             self.next += 1;
             self.next - 1
-        } else if join == Join::Own || self.mode == Mode::AsReleased || more > free {
+        } else if released {
+            self.within(more, ephemeral)?
+        } else if join == Join::Own || more > free {
             return None;
         } else {
-            let fitting = self
-                .lanes
-                .iter()
-                .filter(|(_, l)| l.size >= ephemeral)
-                .min_by_key(|(id, l)| (l.size, **id));
-            // If no lane is large enough, the largest grows, because it needs the fewest additional
-            // bytes.
-            let grown = || {
-                let largest =
-                    self.lanes.iter().max_by_key(|(id, l)| (l.size, std::cmp::Reverse(**id)))?;
-                (more + ephemeral.saturating_sub(largest.1.size) <= free).then_some(largest)
-            };
-            *fitting.or_else(grown)?.0
+            self.shared(ephemeral, free - more)?
         };
         self.persistent += more;
         let entry = self.lanes.entry(lane).or_default();
-        let size = entry.size.max(ephemeral);
-        self.sizes += size - entry.size;
+        let size = if !released {
+            entry.size.max(ephemeral)
+        } else if !entry.members.is_empty() {
+            entry.size - more
+        } else if self.most == 1 {
+            free - more
+        } else {
+            ephemeral
+        };
+        self.sizes = self.sizes + size - entry.size;
         entry.size = size;
         entry.members.insert((ephemeral, job));
         self.jobs.insert(job, (persistent.max(held), Some((lane, ephemeral))));
         Some(lane)
+    }
+
+    /// The lane that a job joins: the smallest that is large enough, or else one that is widened by
+    /// at most `free` bytes.
+    fn shared(&self, ephemeral: Bytes, free: Bytes) -> Option<LaneId> {
+        let mut lanes: Vec<(Bytes, LaneId)> =
+            self.lanes.iter().map(|(id, l)| (l.size, *id)).collect();
+        lanes.sort_unstable();
+        let wide = |size: Bytes| ephemeral.saturating_sub(size) <= free;
+        let widened = || match self.mode {
+            // The largest needs the fewest additional bytes.
+            Mode::Neap => lanes.last().filter(|lane| wide(lane.0)),
+            // As printed: the first that is safe, in ascending order of size.
+            Mode::Paper | Mode::AsReleased => lanes.iter().find(|lane| wide(lane.0)),
+        };
+        lanes.iter().find(|lane| lane.0 >= ephemeral).or_else(widened).map(|lane| lane.1)
+    }
+
+    /// In the released code, the lane whose own bytes hold a job's persistent bytes beside the
+    /// largest ephemeral bytes.
+    fn within(&self, persistent: Bytes, ephemeral: Bytes) -> Option<LaneId> {
+        let fits = |lane: &Lane| persistent + lane.need().max(ephemeral) <= lane.size;
+        let fitting = self.lanes.iter().filter(|(_, lane)| fits(lane));
+        fitting.min_by_key(|(id, lane)| (lane.size, **id)).map(|(id, _)| *id)
     }
 
     /// Takes a resident out of its lane at an iteration boundary; it keeps its persistent bytes.
@@ -228,36 +254,52 @@ impl Lanes {
 
     /// Frees a job's memory: it ended, or its persistent bytes go to the host.
     pub fn leave(&mut self, job: JobId) {
+        let lane = self.resident(job).and_then(|resident| resident.1);
         self.park(job);
         if let Some((persistent, _)) = self.jobs.remove(&job) {
             self.persistent -= persistent;
+            // The released code's lane keeps them.
+            if self.mode == Mode::AsReleased
+                && let Some(lane) = lane.and_then(|id| self.lanes.get_mut(&id))
+            {
+                lane.size += persistent;
+                self.sizes += persistent;
+            }
         }
     }
 
     /// A resident needs more than it was admitted with. Returns whether it gets that. If not,
     /// nothing changes, and the job must leave before its next iteration.
     pub fn grow(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes) -> bool {
-        let (persistent, ephemeral) = self.charge(persistent, ephemeral);
         let Some(&(held, lane)) = self.jobs.get(&job) else { return false };
+        // The released code's margins are for this.
+        let released = self.mode == Mode::AsReleased;
+        let (persistent, free) = (persistent.max(held), self.free());
+        let more = persistent - held;
         let Some((id, had)) = lane else {
-            let more = persistent.saturating_sub(held);
-            if more > self.free() {
+            if more > free {
                 return false;
             }
             self.persistent += more;
-            self.jobs.insert(job, (held + more, None));
+            self.jobs.insert(job, (persistent, None));
             return true;
         };
-        let free = self.free();
         let Some(entry) = self.lanes.get_mut(&id) else { return false };
-        let (persistent, ephemeral) = (persistent.max(held), ephemeral.max(had));
+        let ephemeral = ephemeral.max(had);
         let wider = ephemeral.saturating_sub(entry.size);
-        if (persistent - held) + wider > free {
+        let fits = if released {
+            more + ephemeral.max(entry.need()) <= entry.size
+        } else {
+            more + wider <= free
+        };
+        if !fits {
             return false;
         }
-        self.persistent += persistent - held;
-        self.sizes += wider;
-        entry.size += wider;
+        self.persistent += more;
+        // A released lane's own bytes become persistent; another lane is widened.
+        let size = if released { entry.size - more } else { entry.size + wider };
+        self.sizes = self.sizes + size - entry.size;
+        entry.size = size;
         entry.members.remove(&(had, job));
         entry.members.insert((ephemeral, job));
         self.jobs.insert(job, (persistent, Some((id, ephemeral))));

@@ -136,8 +136,14 @@ impl Settings {
     pub fn room(&self, style: Style) -> Room {
         let (limit, each, most, context) = match self.mechanism {
             Mechanism::Lanes => {
-                let most =
-                    if matches!(style, Style::One { .. } | Style::Rotating) { 1 } else { MOST };
+                // The released scripts run the policies that take turns in one lane.
+                let most = match style {
+                    Style::One { preempts: true } | Style::Rotating if self.mode == Mode::Paper => {
+                        MOST
+                    }
+                    Style::One { .. } | Style::Rotating => 1,
+                    Style::All | Style::UntilBusy { .. } => MOST,
+                };
                 return Room::Lanes(Lanes::new(self.capacity, self.mode, most));
             }
             Mechanism::Exclusive | Mechanism::Checkpoint => {

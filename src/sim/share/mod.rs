@@ -14,7 +14,6 @@ pub mod layout;
 pub mod mechanism;
 pub mod memory;
 pub mod policy;
-pub mod progressive;
 pub mod result;
 pub mod weigh;
 

@@ -36,6 +36,8 @@ impl Verdict {
 /// A job's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobResult {
+    /// When it was first admitted to the device's memory.
+    pub admitted: Option<Nanos>,
     /// When its first iteration began.
     pub start: Option<Nanos>,
     /// When it ended.
@@ -109,6 +111,8 @@ pub struct Outcome {
 pub struct Figures {
     /// Time from the first submission to the last end.
     pub makespan: u64,
+    /// Mean time from submission to admission to the device's memory.
+    pub admission: u64,
     /// Mean time from submission to the first iteration.
     pub queuing: u64,
     /// Mean time from submission to the end.
@@ -145,9 +149,10 @@ impl Outcome {
         let makespan = last.saturating_sub(first).0;
         let count = times.len().max(1) as u128;
         let mean = |sum: u128| u64::try_from(sum / count).unwrap_or(u64::MAX);
-        let queuing = all()
-            .map(|(j, r)| u128::from(r.start.unwrap_or(r.end).saturating_sub(j.submit).0))
-            .sum();
+        let until = |of: fn(&JobResult) -> Option<Nanos>| {
+            let wait = |(j, r): (&Job, &JobResult)| of(r).unwrap_or(r.end).saturating_sub(j.submit);
+            mean(all().map(|both| u128::from(wait(both).0)).sum())
+        };
         let (mut sum, mut squares, mut n) = (0.0, 0.0, 0.0);
         for (job, result) in all().filter(|(j, r)| j.work.0 > 0 && r.end > j.submit) {
             let rate = job.work.0 as f64 / (result.end - job.submit).0 as f64;
@@ -155,7 +160,8 @@ impl Outcome {
         }
         Figures {
             makespan,
-            queuing: mean(queuing),
+            admission: until(|result| result.admitted),
+            queuing: until(|result| result.start),
             completion: mean(times.iter().map(|t| u128::from(*t)).sum()),
             p95: times
                 .get((times.len() * 95).div_ceil(100).max(1) - 1)

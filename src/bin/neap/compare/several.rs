@@ -39,8 +39,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         .collect::<anyhow::Result<Vec<_>>>()?;
     let mut resolved = Vec::new();
     for device in flags.devices() {
-        let sites = graphs.iter_mut().map(|graph| device.resolve(graph));
-        resolved.push(sites.collect::<anyhow::Result<Vec<_>>>()?);
+        resolved.push(device.resolve_all(&mut graphs)?);
     }
     let scenes = resolved
         .iter()

@@ -17,6 +17,7 @@ use serde::Serialize;
 use super::{Events, Flags, does_not_fit, graph_path, prove_and_write};
 use crate::accounting::Accounting;
 use crate::output::{self, Answer, note};
+use crate::progress;
 use crate::settings::{self, Budget};
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
@@ -30,12 +31,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     }
     let mut graphs = Vec::with_capacity(flags.graphs.len());
-    let mut sites = Vec::with_capacity(flags.graphs.len());
     for job in &flags.graphs {
-        let mut graph = settings::graph(&job.path)?;
-        sites.push(flags.device.resolve(&mut graph)?);
-        graphs.push(graph);
+        graphs.push(settings::graph(&job.path)?);
     }
+    let sites = flags.device.resolve_all(&mut graphs)?;
     let Some(device) = sites.first().map(|s| s.device.clone()) else { bail!("no graph is given") };
     let peak = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
     let budget =
@@ -70,12 +69,14 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let started = Instant::now();
     let apart = |together| (together, None);
     let shared = |overlapped: Overlapped| (overlapped.together.clone(), Some(overlapped));
+    let working = progress::working(&format!("planning {} jobs", graphs.len()));
     let made = match (flags.overlap, budget.is_some()) {
         (false, true) => global::make(&asked).map(apart),
         (false, false) => global::minimum(&asked).map(apart),
         (true, true) => overlap::make(&asked).map(shared),
         (true, false) => overlap::minimum(&asked).map(shared),
     };
+    working.finish_and_clear();
     let (mut together, overlapped) = match made {
         Ok(made) => made,
         Err(error) => return does_not_fit(error, "", peak, as_json),

@@ -63,6 +63,7 @@ impl Reader {
                             method,
                             priority,
                             swap_limit,
+                            at_loads: Vec::new(),
                             settings: settings.clone(),
                         },
                     )
@@ -71,6 +72,7 @@ impl Reader {
             }
             Subject::Graph(mut graph) => {
                 let Site { device, latencies, libraries, .. } = self.device.resolve(&mut graph)?;
+                let at_loads = self.device.at_loads(&graph, &device)?;
                 let (mut plan, _) = making::unplanned(&graph, &device, &latencies)?;
                 plan.libraries = libraries;
                 Ok(Ok(vec![tenant(
@@ -82,6 +84,7 @@ impl Reader {
                         method: Method::default(),
                         priority: Share::ALL.priority(),
                         swap_limit: Share::ALL,
+                        at_loads,
                         settings,
                     },
                 )]))

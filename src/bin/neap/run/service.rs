@@ -9,15 +9,11 @@ use std::thread;
 use anyhow::{Context, bail};
 use clap::builder::PossibleValuesParser;
 use indicatif::ProgressBar;
-use neap::contract::{JobPlan, check};
 use neap::device::Profile;
-use neap::plan::global::{self, Job, Jobs};
 use neap::report::table::{Side, Table};
 use neap::run::Settings;
 use neap::run::drift::THRESHOLD;
-use neap::run::service::{
-    self, Asked, Mailbox, Notice, Options, Planning, Request, Tenant, Verdict,
-};
+use neap::run::service::{self, Mailbox, Notice, Options, Planning, Request, Tenant, Verdict};
 use neap::sim::share::policy;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
@@ -118,7 +114,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         turn: asked.turn.unwrap_or(Nanos(10_000_000_000)),
         settings: &settings,
         device: &device,
-        planner: if flags.replan { Some(&together) } else { None },
+        replan: flags.replan,
         threshold_per_mille: flags.replan_threshold.unwrap_or(THRESHOLD),
     };
     let mut mailbox = Mailbox::default();
@@ -268,34 +264,6 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
     }
 }
 
-/// Plans all jobs together within the arena.
-fn together(asked: &[Asked<'_>], device: &Profile, arena: Bytes) -> Result<Vec<JobPlan>, String> {
-    let mut jobs = Vec::with_capacity(asked.len());
-    for Asked { work, latencies } in asked {
-        jobs.push(Job {
-            graph: &work.graph,
-            file: (String::new(), neap::job::json::sha256(&work.graph)),
-            latencies,
-            method: work.method.clone(),
-            priority: work.priority,
-            swap_limit: work.swap_limit,
-        });
-    }
-    let all = Jobs { jobs, device, budget: arena, recorded_options: BTreeMap::new() };
-    let planned = global::make(&all).map_err(|e| e.to_string())?;
-    let mut plans = Vec::with_capacity(asked.len());
-    for (part, Asked { work, .. }) in planned.parts.into_iter().zip(asked) {
-        check::check(&part.plan, std::slice::from_ref(&work.graph)).map_err(|r| {
-            format!(
-                "a new plan is refused: {}",
-                r.first().map(ToString::to_string).unwrap_or_default()
-            )
-        })?;
-        plans.extend(part.plan.jobs.first().cloned());
-    }
-    Ok(plans)
-}
-
 /// Writes the events of all jobs.
 fn log(path: &Path, report: &service::Report) -> anyhow::Result<()> {
     neap::files::write(path, |out| {
@@ -344,6 +312,8 @@ struct JobReport<'a> {
     checksum: &'a str,
     iteration_ns: Nanos,
     late_copies: u64,
+    /// How long it waited for a window that other jobs held.
+    window_waited_ns: Nanos,
     notes: &'a [String],
 }
 
@@ -387,6 +357,7 @@ impl<'a> JobReport<'a> {
             checksum: &job.outcome.checksum,
             iteration_ns: median(&job.outcome.iteration_ns),
             late_copies: job.outcome.late_copies,
+            window_waited_ns: job.outcome.window_ns,
             notes: &job.outcome.notes,
         }
     }

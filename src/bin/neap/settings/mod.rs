@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use neap::contract::{Latency, Plan, json};
-use neap::device::Profile;
 use neap::device::latency::{self, Sources, Table};
 use neap::device::library::{self, Chosen};
 use neap::device::predictor::Predictor;
+use neap::device::{Profile, roofline};
 use neap::estimate::forecast::Forecast;
 use neap::job::Graph;
 use neap::units::OpId;
@@ -76,6 +76,49 @@ impl DeviceFlags {
         Ok(())
     }
 
+    /// The table and the predictor that these flags name.
+    fn learned(&self) -> anyhow::Result<(Option<Table>, Option<Predictor>)> {
+        let table = self.latencies.as_deref().map(Table::read).transpose()?;
+        Ok((table, self.predictor.as_deref().map(Predictor::read).transpose()?))
+    }
+
+    /// The latencies of a graph's operators at loads of 0, 10, … 100 %; none if `--load` names one
+    /// load, or nothing was learned at other loads.
+    ///
+    /// # Errors
+    /// When a file can't be read.
+    pub fn at_loads(&self, graph: &Graph, device: &Profile) -> anyhow::Result<Vec<Vec<Latency>>> {
+        let (table, predictor) = self.learned()?;
+        if self.load.is_some() || (table.is_none() && predictor.is_none()) {
+            return Ok(Vec::new());
+        }
+        let (table, predictor) = (table.as_ref(), predictor.as_ref());
+        let at = |load: u32| Sources { table, predictor, load_percent: load * 10 };
+        Ok((0..=10).map(|load| latency::latencies_from(graph, device, &at(load))).collect())
+    }
+
+    /// As [`Self::resolve`], for jobs that run beside each other: the load on each is what the
+    /// others use of the device, unless `--load` says another.
+    ///
+    /// # Errors
+    /// As [`Self::resolve`].
+    pub fn resolve_all(&self, graphs: &mut [Graph]) -> anyhow::Result<Vec<Site>> {
+        let sites = graphs.iter_mut().map(|graph| self.resolve(graph));
+        let mut sites = sites.collect::<anyhow::Result<Vec<_>>>()?;
+        let used = graphs.iter().zip(&sites).map(|(graph, site)| {
+            roofline::utilisation(&graph.operators, &site.latencies, &site.device)
+        });
+        let used: Vec<u32> = used.collect();
+        let all: u32 = used.iter().sum();
+        for ((graph, site), used) in graphs.iter().zip(&mut sites).zip(used) {
+            let mut at_loads = self.at_loads(graph, &site.device)?;
+            if !at_loads.is_empty() {
+                site.latencies = at_loads.swap_remove(((all - used) / 100).min(10) as usize);
+            }
+        }
+        Ok(sites)
+    }
+
     /// Loads the profile and the latency of every operator. Operators whose algorithms were
     /// measured get the workspace of these algorithms.
     ///
@@ -83,8 +126,7 @@ impl DeviceFlags {
     /// When a file can't be read or the name is unknown.
     pub fn resolve(&self, graph: &mut Graph) -> anyhow::Result<Site> {
         let device = neap::device::profile::load(self.device.as_deref().unwrap_or("host"))?;
-        let table = self.latencies.as_deref().map(Table::read).transpose()?;
-        let predictor = self.predictor.as_deref().map(Predictor::read).transpose()?;
+        let (table, predictor) = self.learned()?;
         let of_table =
             table.iter().flat_map(|t| t.devices().map(|d| ("the latencies were measured", d)));
         let of_predictor =

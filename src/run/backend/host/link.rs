@@ -48,7 +48,7 @@ impl Pace {
     }
 
     /// Copies `bytes` and returns when that many would have arrived. Gives up early when `stop` is
-    /// set.
+    /// set. Returns when it had its turn.
     ///
     /// # Safety
     /// Both stretches are valid for `bytes`, don't overlap, and no other thread writes either
@@ -60,7 +60,7 @@ impl Pace {
         to: *mut u8,
         bytes: usize,
         stop: &AtomicBool,
-    ) {
+    ) -> Instant {
         let (own, other) = match direction {
             Direction::H2d => (0, 1),
             Direction::D2h => (1, 0),
@@ -92,6 +92,7 @@ impl Pace {
             sleep_until(after(start, u64::try_from(due).unwrap_or(u64::MAX)), stop);
         }
         self.busy[own].store(false, Ordering::Relaxed);
+        start
     }
 }
 

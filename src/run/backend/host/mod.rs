@@ -9,6 +9,7 @@ pub mod link;
 pub mod load;
 pub mod streams;
 pub mod widen;
+pub mod window;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +18,8 @@ use std::thread;
 use arena::Arena;
 use calls::{Lookup, Prepared};
 use link::{LinkRate, Pace, after, sleep_until};
-use streams::Streams;
+use streams::{Done, Streams};
+use window::{Member, Windows};
 
 use super::operators::KernelError;
 use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
@@ -40,6 +42,8 @@ pub struct Options {
     pub poison: bool,
     /// The longest random sleep before each copy, to vary the order of events.
     pub jitter: Nanos,
+    /// Where the job passes its window on to other jobs; otherwise its bytes are its own.
+    pub member: Option<Member>,
 }
 
 struct Host<'a> {
@@ -60,11 +64,12 @@ impl Drop for Home<'_> {
     }
 }
 
-/// An arena that the devices of several jobs may use at once, each a part of its own, and the link
-/// between the two memories.
+/// An arena that the devices of several jobs may use at once, each a part of its own, the link
+/// between the two memories, and the windows that jobs hold in turn.
 pub struct Shared {
     arena: Arena,
     pace: Pace,
+    windows: Windows,
 }
 
 impl Shared {
@@ -74,7 +79,8 @@ impl Shared {
     /// When the machine has too little memory.
     pub fn new(bytes: Bytes, options: &Options) -> Result<Self, Failure> {
         let arena = take("arena", bytes, options.poison)?;
-        Ok(Self { arena, pace: Pace::new(options.link.clone(), options.throttle_per_mille) })
+        let pace = Pace::new(options.link.clone(), options.throttle_per_mille);
+        Ok(Self { arena, pace, windows: Windows::default() })
     }
 }
 
@@ -97,19 +103,23 @@ pub fn with_device<R>(
     body: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<R, Failure> {
     let own = if shared.is_none() { Some(Shared::new(script.arena, options)?) } else { None };
-    let Some(Shared { arena, pace }) = shared.or(own.as_ref()) else {
+    let Some(Shared { arena, pace, windows }) = shared.or(own.as_ref()) else {
         return Err(Failure::Device("there is no arena".to_owned()));
     };
     let store = take("host store", script.store, options.poison)?;
-    let streams = Streams::new(script);
-    Ok(thread::scope(|scope| {
+    let window = options.member.map(|member| (windows, member));
+    let streams = Streams::new(script, window);
+    let result = thread::scope(|scope| {
         let _home = Home(&streams);
         scope.spawn(|| compute(graph, script, arena, &streams, kernels, batch, options.poison));
         scope.spawn(|| copy(Direction::H2d, script, arena, &store, &streams, pace, options.jitter));
         scope.spawn(|| copy(Direction::D2h, script, arena, &store, &streams, pace, options.jitter));
         load::spawn(scope, options.load_percent, &streams.stop);
         body(&mut Host { script, arena, store: &store, streams: &streams, pace, options })
-    }))
+    });
+    // A job that failed may still hold it.
+    window.into_iter().for_each(|(windows, member)| windows.let_go(member));
+    Ok(result)
 }
 
 fn compute(
@@ -133,10 +143,10 @@ fn compute(
         });
     }
     streams.serve(Stream::Compute, |item, iteration| {
-        let Some((operator, step)) = &prepared[item] else { return Ok(None) };
+        let Some((operator, step)) = &prepared[item] else { return Ok(Done::default()) };
         let result = catch_unwind(AssertUnwindSafe(|| step.run(graph, iteration, batch, poison)));
         let problem = match result {
-            Ok(Ok(loss)) => return Ok(loss),
+            Ok(Ok(loss)) => return Ok(Done { loss, began: None }),
             Ok(Err(problem)) => problem,
             Err(panic) => KernelError::Device(format!("its kernel panicked: {}", message(&*panic))),
         };
@@ -166,7 +176,9 @@ fn copy(
         Direction::D2h => Stream::D2h,
     };
     streams.serve(stream, |item, iteration| {
-        let Work::Copy { device, host, bytes } = script.items[item].work else { return Ok(None) };
+        let Work::Copy { device, host, bytes } = script.items[item].work else {
+            return Ok(Done::default());
+        };
         if jitter > Nanos::ZERO {
             let nanos = crate::seed::mix(iteration << 32 ^ item as u64) % jitter.0;
             sleep_until(after(std::time::Instant::now(), nanos), &streams.stop);
@@ -181,8 +193,8 @@ fn copy(
         let bytes = usize::try_from(bytes.0).map_err(|_| outside())?;
         // SAFETY: both ranges are inside their allocations, which differ; the plan's waits keep
         // writers away meanwhile.
-        unsafe { pace.copy(direction, from, to, bytes, &streams.stop) };
-        Ok(None)
+        let began = unsafe { pace.copy(direction, from, to, bytes, &streams.stop) };
+        Ok(Done { loss: None, began: Some(began) })
     });
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::window::{Member, Windows};
 use crate::backend::{Failure, Measured, Script, Stream};
 use crate::units::{Bytes, Nanos};
 
@@ -21,14 +22,27 @@ struct State {
     /// The item that each stream waits for.
     waiting: [Option<usize>; 3],
     late: u64,
+    /// The stretch for which the window is held, and how long was waited for it.
+    held: Option<usize>,
+    window: Nanos,
     loss: Option<f32>,
     high: Bytes,
     failure: Option<Failure>,
 }
 
+/// What a stream says of an item that it has run.
+#[derive(Default)]
+pub struct Done {
+    /// The captured loss.
+    pub loss: Option<f32>,
+    /// When it began, if that was later than its turn on its stream: other jobs used the link.
+    pub began: Option<Instant>,
+}
+
 /// The streams of one device.
 pub struct Streams<'a> {
     script: &'a Script,
+    window: Option<(&'a Windows, Member)>,
     state: Mutex<State>,
     /// One for each stream, and one for the thread that waits for the end.
     changed: [Condvar; 4],
@@ -41,7 +55,7 @@ const END: usize = 3;
 impl<'a> Streams<'a> {
     /// Nothing enqueued.
     #[must_use]
-    pub fn new(script: &'a Script) -> Self {
+    pub fn new(script: &'a Script, window: Option<(&'a Windows, Member)>) -> Self {
         let state = State {
             started: Instant::now(),
             iteration: 0,
@@ -51,12 +65,15 @@ impl<'a> Streams<'a> {
             times: vec![(Nanos::ZERO, Nanos::ZERO); script.items.len()],
             waiting: [None; 3],
             late: 0,
+            held: None,
+            window: Nanos::ZERO,
             loss: None,
             high: Bytes::ZERO,
             failure: None,
         };
         Self {
             script,
+            window,
             state: Mutex::new(state),
             changed: Default::default(),
             stop: AtomicBool::new(false),
@@ -108,7 +125,7 @@ impl<'a> Streams<'a> {
         state.queued = [0; 3];
         state.ended = [0; 3];
         state.done.fill(false);
-        (state.late, state.loss) = (0, None);
+        (state.late, state.window, state.loss) = (0, Nanos::ZERO, None);
         state.started = Instant::now();
         Ok(())
     }
@@ -152,23 +169,23 @@ impl<'a> Streams<'a> {
         measured.items.clear();
         measured.items.extend_from_slice(&state.times);
         measured.iteration = state.times.iter().map(|t| t.1).max().unwrap_or_default();
-        (measured.late, measured.loss) = (state.late, state.loss);
+        (measured.late, measured.window) = (state.late, state.window);
+        measured.loss = state.loss;
         Ok(())
     }
 
     /// Runs a stream until the device stops: `run` is given each item, when its waits are over,
     /// with the iteration.
-    pub fn serve(
-        &self,
-        stream: Stream,
-        mut run: impl FnMut(usize, u64) -> Result<Option<f32>, Failure>,
-    ) {
+    pub fn serve(&self, stream: Stream, mut run: impl FnMut(usize, u64) -> Result<Done, Failure>) {
         while let Some((item, iteration, started)) = self.next(stream) {
-            let begin = since(started);
+            let begin = Instant::now();
             let result = run(item, iteration);
-            let end = Nanos(since(started).0.max(begin.0 + 1));
+            let end = since(started);
             match result {
-                Ok(loss) => self.ended(stream, item, (begin, end), loss),
+                Ok(Done { loss, began }) => {
+                    let begin = between(started, began.unwrap_or(begin));
+                    self.ended(stream, item, (begin, Nanos(end.0.max(begin.0 + 1))), loss);
+                }
                 Err(failure) => return self.fail(failure),
             }
         }
@@ -200,6 +217,18 @@ impl<'a> Streams<'a> {
             }
         }
         state.waiting[s] = None;
+        if let (Some(stretch), Some((windows, member))) = (item.stretch, self.window)
+            && state.held != Some(stretch)
+        {
+            // The stretch before is over, because the item waited for its end.
+            drop(state);
+            let waited = windows.wait(member, &self.stop)?;
+            state = self.lock();
+            // Another stream of the job may have waited for the same stretch.
+            if state.held.replace(stretch) != Some(stretch) {
+                state.window += Nanos(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX / 2));
+            }
+        }
         state.high = state.high.max(item.top);
         Some((index, state.iteration, state.started))
     }
@@ -210,6 +239,7 @@ impl<'a> Streams<'a> {
         state.times[item] = times;
         state.loss = loss.or(state.loss);
         state.ended[stream.index()] += 1;
+        self.let_go(&mut state, item);
         for (other, changed) in self.changed.iter().take(END).enumerate() {
             if state.waiting[other] == Some(item) {
                 changed.notify_all();
@@ -219,8 +249,23 @@ impl<'a> Streams<'a> {
             self.changed[END].notify_all();
         }
     }
+
+    /// Passes the window on if its stretch is over with this item.
+    fn let_go(&self, state: &mut State, item: usize) {
+        let (Some(stretch), Some((windows, member))) = (state.held, self.window) else { return };
+        let ends = &self.script.stretches[stretch];
+        if ends.contains(&item) && ends.iter().all(|&end| state.done[end]) {
+            state.held = None;
+            windows.let_go(member);
+        }
+    }
 }
 
 fn since(started: Instant) -> Nanos {
-    Nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX / 2))
+    between(started, Instant::now())
+}
+
+fn between(started: Instant, now: Instant) -> Nanos {
+    let passed = now.saturating_duration_since(started);
+    Nanos(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX / 2))
 }

@@ -1,15 +1,15 @@
 //! Simulates a trace of jobs under a policy and a mechanism on one device.
 //!
-//! Between two events (a job comes, ends, is killed, gives way or falls overdue) all running jobs
-//! progress at one speed, so time advances in closed form. A *clock* counts progress, in 2^-20 ns
-//! of a job's time alone, and each running job ends at a known reading of the clock. A job gives
-//! way at the end of an iteration. Events at the same time are ordered by kind, then by job. Turns
-//! (policy `fair`) are modelled as their limit: all jobs progress alike, which is true to within a
-//! turn.
+//! Between two events (a job comes, ends, is killed, gives way or falls overdue) each running job
+//! progresses at one speed, so time advances in closed form. A [`clock`] counts progress, and each
+//! running job ends at a known reading of its clock. A job gives way at the end of an iteration.
+//! Events at the same time are ordered by kind, then by clock and job. Turns (policy `fair`) are
+//! modelled as their limit: all jobs of a lane progress alike, which is true to within a turn.
 //!
 //! In lanes, all memory has an address ([`super::layout`]). Where no hole is large enough, memory
 //! is packed once the jobs whose memory moves are between two iterations, and packing takes time.
 
+mod clock;
 mod record;
 mod room;
 mod schedule;
@@ -18,9 +18,11 @@ mod turns;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
+use clock::{Clock, ClockId};
+
 use super::contention::WHOLE;
 use super::jobs::Job;
-use super::lanes::Mode;
+use super::lanes::{LaneId, Mode};
 use super::layout::{Item, Layout};
 use super::mechanism::{Mechanism, Room, Settings};
 use super::memory::Need;
@@ -124,17 +126,18 @@ struct Engine<'a> {
     touched: Vec<Item>,
     /// What each job needs. It rises when a job outgrows what it was admitted with.
     needs: Vec<Need>,
-    /// Jobs that will outgrow what they were admitted with, by the clock's reading at that time.
-    growths: BTreeSet<(u128, u32)>,
     /// Jobs that have outgrown what they were admitted with.
     grown: BTreeSet<u32>,
     /// Whether persistent memory of waiting jobs may go to the host.
     moves: bool,
+    /// Whether lanes follow Salus's released code.
+    released: bool,
     now: u64,
-    clock: u128,
-    /// Progress per nanosecond, as a fraction.
-    speed: (u128, u128),
-    utilised: u64,
+    /// The running jobs, by clock.
+    clocks: BTreeMap<ClockId, Clock>,
+    /// What a job that does not run is on.
+    stopped: Clock,
+    clock_of: Vec<ClockId>,
     serving: u64,
     /// Sum over running jobs of bytes needed and of iteration times, for the cost of paging.
     iterations: u128,
@@ -145,10 +148,9 @@ struct Engine<'a> {
     base: Vec<u128>,
     since: Vec<u64>,
     on_host: Vec<bool>,
-    running: BTreeSet<(u128, u32)>,
-    drains: BTreeSet<(u128, u32)>,
     waiting: BTreeSet<Key>,
-    idle: BTreeSet<Key>,
+    /// The residents that do not run, by lane; in lane 0 those without one.
+    idle: BTreeSet<(LaneId, Key)>,
     services: BTreeSet<u32>,
     /// Jobs that are submitted and not done, oldest first.
     there: BTreeSet<u32>,
@@ -180,6 +182,7 @@ impl<'a> Engine<'a> {
         let style = settings.style(policy.style());
         let n = jobs.len();
         let result = JobResult {
+            admitted: None,
             start: None,
             end: Nanos::ZERO,
             verdict: Verdict::Done,
@@ -188,6 +191,7 @@ impl<'a> Engine<'a> {
             dilation: 1000,
         };
         let lanes = settings.mechanism == Mechanism::Lanes;
+        let released = lanes && settings.mode == Mode::AsReleased;
         Self {
             jobs,
             policy,
@@ -195,17 +199,16 @@ impl<'a> Engine<'a> {
             keep,
             style,
             room: settings.room(style),
-            layout: (lanes && settings.mode != Mode::AsReleased)
-                .then(|| Layout::new(settings.capacity)),
+            layout: (lanes && !released).then(|| Layout::new(settings.capacity)),
             touched: Vec::new(),
             needs: jobs.iter().map(Job::need).collect(),
-            growths: BTreeSet::new(),
             grown: BTreeSet::new(),
             moves: policy.moves() && lanes && settings.mode == Mode::Neap,
+            released,
             now: 0,
-            clock: 0,
-            speed: (1, 1),
-            utilised: 0,
+            clocks: BTreeMap::new(),
+            stopped: Clock::default(),
+            clock_of: vec![0; n],
             serving: 0,
             iterations: 0,
             state: vec![State::Away; n],
@@ -213,8 +216,6 @@ impl<'a> Engine<'a> {
             base: vec![0; n],
             since: vec![0; n],
             on_host: vec![false; n],
-            running: BTreeSet::new(),
-            drains: BTreeSet::new(),
             waiting: BTreeSet::new(),
             idle: BTreeSet::new(),
             services: BTreeSet::new(),
@@ -253,10 +254,7 @@ impl<'a> Engine<'a> {
         loop {
             let arrival = self.jobs.get(self.next).map_or(NEVER, |j| j.submit.0);
             let timer = self.timers.peek().map_or(NEVER, |t| t.0.0);
-            let end = self.running.first().map_or(NEVER, |r| self.reached(r.0));
-            let drain = self.drains.first().map_or(NEVER, |d| self.reached(d.0));
-            let growth = self.growths.first().map_or(NEVER, |g| self.reached(g.0));
-            let at = arrival.min(timer).min(end).min(drain).min(growth).min(self.falls_overdue());
+            let at = arrival.min(timer).min(self.reached()).min(self.falls_overdue());
             if at == NEVER {
                 return;
             }
@@ -264,66 +262,10 @@ impl<'a> Engine<'a> {
             self.events();
             self.schedule();
             self.lie();
+            self.settle_clocks();
             self.set_speed();
             self.record();
         }
-    }
-
-    /// The time at which the clock reads `target` at the present speed.
-    fn reached(&self, target: u128) -> u64 {
-        let wait =
-            (target.saturating_sub(self.clock) * self.speed.1).div_ceil(self.speed.0 << FINE);
-        u64::try_from(wait).unwrap_or(NEVER).saturating_add(self.now)
-    }
-
-    fn advance(&mut self, at: u64) {
-        let passed = u128::from(at - self.now);
-        self.clock += (passed * (self.speed.0 << FINE)) / self.speed.1;
-        let load = self.load();
-        self.outcome.busy += passed * u128::from(load.min(u64::from(WHOLE)));
-        self.slow += passed * u128::from(load.max(u64::from(WHOLE)));
-        if let Some((bytes, turn)) = self.turning {
-            self.outcome.moved += bytes * passed / turn;
-        }
-        self.now = at;
-    }
-
-    /// Sum of the utilisations of the running jobs, per mille.
-    fn load(&self) -> u64 {
-        match (self.style, self.running.len() as u64) {
-            (Style::Rotating, n) if n > 0 => self.utilised / n + self.serving,
-            _ => self.utilised + self.serving,
-        }
-    }
-
-    fn set_speed(&mut self) {
-        self.turning = None;
-        let n = self.running.len() as u128;
-        let whole = u128::from(WHOLE);
-        let (mut num, mut den) = (whole, u128::from(self.load()).max(whole));
-        match self.settings.mechanism {
-            // A partition's job is slower by itself, so partitions do not slow each other.
-            Mechanism::Static => den = whole,
-            Mechanism::MpsOc if n > 0 => {
-                let over = self.room.used().saturating_sub(self.settings.capacity);
-                let paging = u128::from(self.settings.copies(over, over));
-                let iteration = (self.iterations / n).max(1);
-                (num, den) = (num * iteration, den * iteration + whole * paging);
-            }
-            _ => {}
-        }
-        if self.style == Style::Rotating && n > 0 {
-            den *= n;
-            if n > 1 && self.seated == turns::Seated::One {
-                let mean = Bytes(u64::try_from(self.sharers.persistent / n).unwrap_or(u64::MAX));
-                let turn = u128::from(self.settings.turn.0.max(1));
-                let whole = turn + u128::from(self.settings.copies(mean, mean));
-                (num, den) = (num * turn, den * whole);
-                self.turning = Some((2 * u128::from(mean.0), whole));
-            }
-        }
-        let bits = (128 - den.leading_zeros()).saturating_sub(38);
-        self.speed = ((num >> bits).max(1), den >> bits);
     }
 
     fn key(&self, job: u32) -> Key {
@@ -336,14 +278,33 @@ impl<'a> Engine<'a> {
         (-i64::from(it.priority), self.policy.rank(&facts), job)
     }
 
+    /// A waiting job's place in line. The released code admits in order of submission under every
+    /// policy.
+    fn line_key(&self, job: u32) -> Key {
+        let it = &self.jobs[job as usize];
+        if self.released { (-i64::from(it.priority), it.submit.0, job) } else { self.key(job) }
+    }
+
+    /// A resident's place among those that do not run.
+    fn idle_key(&self, job: u32) -> (LaneId, Key) {
+        (self.lane_of(job), self.key(job))
+    }
+
+    /// A resident does not run for now.
+    fn rest(&mut self, job: u32) {
+        self.state[job as usize] = State::Idle;
+        self.idle.insert(self.idle_key(job));
+    }
+
     /// The work that a job has left now, in nanoseconds alone.
     fn left(&self, job: u32) -> u64 {
         let index = job as usize;
         if self.state[index] != State::Running {
             return self.remaining[index];
         }
-        let done =
-            (self.clock.saturating_sub(self.base[index]) * 1000 / self.slowdown(job)) >> FINE;
+        let done = (self.clock(job).at.saturating_sub(self.base[index]) * 1000
+            / self.slowdown(job))
+            >> FINE;
         self.remaining[index].saturating_sub(u64::try_from(done).unwrap_or(NEVER))
     }
 
@@ -352,20 +313,14 @@ impl<'a> Engine<'a> {
     }
 
     fn events(&mut self) {
-        while let Some(&(end, job)) = self.running.first()
-            && end <= self.clock
-        {
+        while let Some((_, job)) = self.due(|clock| &clock.running) {
             self.end(job, Verdict::Done);
         }
-        while let Some(&(at, job)) = self.growths.first()
-            && at <= self.clock
-        {
-            self.growths.pop_first();
+        while let Some((at, job)) = self.due(|clock| &clock.growths) {
+            self.clock_mut(job).growths.pop_first();
             self.outgrow(job, at);
         }
-        while let Some(&(at, job)) = self.drains.first()
-            && at <= self.clock
-        {
+        while let Some((at, job)) = self.due(|clock| &clock.drains) {
             self.stop(job, at);
         }
         while let Some(&Reverse((at, job))) = self.timers.peek()
@@ -411,7 +366,7 @@ impl<'a> Engine<'a> {
                 self.services.insert(id);
             } else {
                 self.there.insert(id);
-                self.waiting.insert(self.key(id));
+                self.waiting.insert(self.line_key(id));
                 self.came.push(id);
             }
         }
@@ -425,11 +380,11 @@ impl<'a> Engine<'a> {
         match self.state[index] {
             State::Away => return,
             State::Waiting => {
-                self.waiting.remove(&self.key(job));
+                self.waiting.remove(&self.line_key(job));
                 self.services.remove(&job);
             }
             State::Idle => {
-                self.idle.remove(&self.key(job));
+                self.idle.remove(&self.idle_key(job));
                 self.release(job);
             }
             State::Running => {
@@ -459,13 +414,15 @@ impl<'a> Engine<'a> {
     /// Stops a running job. Its memory stays where it is.
     fn take_off(&mut self, job: u32) {
         let index = job as usize;
-        let length = self.length(job);
-        self.running.remove(&(self.base[index] + length, job));
-        self.drains.retain(|d| d.1 != job);
-        if let Some(at) = self.growth(job) {
-            self.growths.remove(&(at, job));
+        let (end, growth) = (self.base[index] + self.length(job), self.growth(job));
+        let utilisation = u64::from(self.jobs[index].utilisation);
+        let clock = self.clock_mut(job);
+        clock.running.remove(&(end, job));
+        clock.drains.retain(|d| d.1 != job);
+        if let Some(at) = growth {
+            clock.growths.remove(&(at, job));
         }
-        self.utilised -= u64::from(self.jobs[index].utilisation);
+        clock.utilised -= utilisation;
         self.iterations -= u128::from(self.jobs[index].iteration.0);
         if self.keep.moments {
             self.outcome.spans.push(Span {
@@ -491,30 +448,29 @@ impl<'a> Engine<'a> {
             if let Style::UntilBusy { .. } = self.style {
                 self.park(job);
             }
-            self.state[index] = State::Idle;
-            self.idle.insert(self.key(job));
+            self.rest(job);
         } else {
             self.room.leave(job, self.needs[index]);
             self.on_host[index] = true;
             self.last = Some(job);
             self.state[index] = State::Waiting;
-            self.waiting.insert(self.key(job));
+            self.waiting.insert(self.line_key(job));
         }
         self.freed = true;
     }
 
     /// Asks a running job to give way at the end of its iteration.
     fn drain(&mut self, job: u32) {
-        if self.drains.iter().any(|d| d.1 == job) {
+        let (base, iteration) = (self.base[job as usize], self.boundary(job));
+        let clock = self.clock_mut(job);
+        if clock.drains.iter().any(|d| d.1 == job) {
             return;
         }
-        let base = self.base[job as usize];
-        let iteration = self.boundary(job);
-        let at = base + self.clock.saturating_sub(base).div_ceil(iteration) * iteration;
-        if at <= self.clock.max(base) {
+        let at = base + clock.at.saturating_sub(base).div_ceil(iteration) * iteration;
+        if at <= clock.at.max(base) {
             self.stop(job, at);
         } else {
-            self.drains.insert((at, job));
+            clock.drains.insert((at, job));
         }
     }
 
@@ -529,15 +485,16 @@ impl<'a> Engine<'a> {
         let it = &self.jobs[index];
         self.state[index] = State::Running;
         self.since[index] = self.now;
-        self.base[index] = self.clock + (u128::from(delay) << FINE);
-        let length = self.length(job);
-        self.running.insert((self.base[index] + length, job));
-        self.utilised += u64::from(it.utilisation);
         self.iterations += u128::from(it.iteration.0);
         self.outcome.jobs[index].start.get_or_insert(Nanos(self.now));
-        if let Some(at) = self.growth(job).filter(|at| *at < self.base[index] + length) {
-            self.growths.insert((at, job));
-        }
+        self.on_clock(job);
+        self.base[index] = self.clock_mut(job).at + (u128::from(delay) << FINE);
+        let end = self.base[index] + self.length(job);
+        let growth = self.growth(job).filter(|at| *at < end);
+        let clock = self.clock_mut(job);
+        clock.running.insert((end, job));
+        clock.utilised += u64::from(it.utilisation);
+        clock.growths.extend(growth.map(|at| (at, job)));
     }
 
     /// The work that a running job had left when it started, in units of the clock.

@@ -19,14 +19,14 @@ impl Engine<'_> {
         let Some(job) = self.keep.reasons else { return };
         let need = self.needs[job as usize];
         let name = |j: u32| &self.jobs[j as usize].name;
-        let ahead = || match self.running.len() {
-            0 => "no job".to_owned(),
-            1 => format!("`{}`", self.running.first().map_or("", |r| name(r.1))),
-            n => format!("`{}` and {} more", self.running.first().map_or("", |r| name(r.1)), n - 1),
+        let ahead = || match (self.runs().next(), self.runs().count()) {
+            (None, _) => "no job".to_owned(),
+            (Some(first), 1) => format!("`{}`", name(first)),
+            (Some(first), n) => format!("`{}` and {} more", name(first), n - 1),
         };
         let text = match self.state[job as usize] {
             State::Away => return,
-            State::Running if self.drains.iter().any(|d| d.1 == job) => {
+            State::Running if self.clock(job).drains.iter().any(|d| d.1 == job) => {
                 "finishes its iteration, then gives way".to_owned()
             }
             State::Running => "runs".to_owned(),

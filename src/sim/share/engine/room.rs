@@ -2,7 +2,7 @@
 //! admitted with, and where their memory lies.
 
 use super::super::check::{Picture, Resident, check};
-use super::super::lanes::{Join, Mode};
+use super::super::lanes::Join;
 use super::super::layout::Item;
 use super::super::mechanism::{Mechanism, Room};
 use super::super::memory::Need;
@@ -15,7 +15,12 @@ impl Engine<'_> {
     /// Admits a training job. Returns false if there is no room.
     pub(super) fn let_in(&mut self, job: u32, join: Join) -> bool {
         let need = self.needs[job as usize];
-        if self.turns_move() { self.take_turns(job, need) } else { self.take(job, need, join) }
+        let taken =
+            if self.turns_move() { self.take_turns(job, need) } else { self.take(job, need, join) };
+        if taken {
+            self.outcome.jobs[job as usize].admitted.get_or_insert(Nanos(self.now));
+        }
+        taken
     }
 
     /// Admits an inference job, as [`Engine::let_in`].
@@ -24,6 +29,7 @@ impl Engine<'_> {
         let taken = self.beside_turns(job, need) && self.take(job, need, Join::Serve);
         if taken {
             self.served.add(job, need);
+            self.outcome.jobs[job as usize].admitted = Some(Nanos(self.now));
         }
         self.reseat();
         taken
@@ -75,17 +81,16 @@ impl Engine<'_> {
 
     /// The idle job that comes last in the policy's order among those that `may` go to the host.
     pub(super) fn victim(&self, may: impl Fn(u32) -> bool) -> Option<u32> {
-        self.idle.iter().rev().map(|k| k.2).find(|&job| may(job)).filter(|_| self.moves)
+        self.idle.iter().rev().map(|k| k.1.2).find(|&job| may(job)).filter(|_| self.moves)
     }
 
     /// Sends an idle job's persistent memory to the host. Returns its bytes.
     pub(super) fn send_away(&mut self, job: u32) -> Bytes {
-        let key = self.key(job);
-        self.idle.remove(&key);
+        self.idle.remove(&self.idle_key(job));
         self.release(job);
         self.on_host[job as usize] = true;
         self.state[job as usize] = State::Waiting;
-        self.waiting.insert(key);
+        self.waiting.insert(self.line_key(job));
         self.needs[job as usize].0
     }
 
@@ -182,49 +187,47 @@ impl Engine<'_> {
     /// Adds the time for packing: `shifted` are the running jobs whose memory moved.
     fn pause(&mut self, shifted: &[u32], nanos: u64) {
         let copies = u128::from(nanos) << super::FINE;
-        let running: Vec<u32> = self.running.iter().map(|r| r.1).collect();
+        let starts = |job: u32| self.base[job as usize] >= self.clock(job).at;
+        let concerned = |job: u32| starts(job) || shifted.binary_search(&job).is_ok();
+        let mut delays: Vec<(u32, u128)> = Vec::new();
         if self.style == Style::Rotating {
-            // One iteration runs at a time, so at most one job is within an iteration. The other
-            // jobs are between two.
-            let each = copies / running.len().max(1) as u128;
-            running.iter().for_each(|&job| self.shift(job, each));
-            return;
-        }
-        let rest = |job: u32| {
-            let (iteration, done) =
-                (self.boundary(job), self.clock.saturating_sub(self.base[job as usize]));
-            done.div_ceil(iteration) * iteration - done
-        };
-        let wait = shifted
-            .iter()
-            .filter(|&&j| self.base[j as usize] < self.clock)
-            .map(|&j| rest(j))
-            .max()
-            .unwrap_or(0);
-        for job in running {
-            if self.base[job as usize] >= self.clock {
-                self.shift(job, wait + copies);
-            } else if shifted.binary_search(&job).is_ok() {
-                self.shift(job, copies);
+            // One iteration at a time runs in a lane, so at most one job of it is within an
+            // iteration. The other jobs are between two.
+            for clock in self.clocks.values() {
+                if clock.running.iter().any(|run| concerned(run.1)) {
+                    let each = copies / clock.running.len() as u128;
+                    delays.extend(clock.running.iter().map(|run| (run.1, each)));
+                }
             }
+        } else {
+            let rest = |job: u32| {
+                let done = self.clock(job).at - self.base[job as usize];
+                done.next_multiple_of(self.boundary(job)) - done
+            };
+            let within = shifted.iter().filter(|job| !starts(**job));
+            let wait = within.map(|job| rest(*job)).max().unwrap_or(0);
+            let delay = |job| (job, if starts(job) { wait + copies } else { copies });
+            delays.extend(self.runs().filter(|job| concerned(*job)).map(delay));
         }
+        delays.into_iter().for_each(|(job, by)| self.shift(job, by));
     }
 
     /// Delays a running job by `by` units of the clock.
     fn shift(&mut self, job: u32, by: u128) {
         let index = job as usize;
-        let drain = self.drains.iter().find(|d| d.1 == job).map(|d| d.0);
-        let end = self.base[index] + self.length(job);
-        for (of, at) in [(&mut self.running, Some(end)), (&mut self.drains, drain)] {
-            if let Some(at) = at {
-                of.remove(&(at, job));
+        let (end, growth) = (self.base[index] + self.length(job), self.growth(job));
+        let clock = self.clock_mut(job);
+        let drain = clock.drains.iter().find(|d| d.1 == job).map(|d| d.0);
+        for (of, at) in [
+            (&mut clock.running, Some(end)),
+            (&mut clock.drains, drain),
+            (&mut clock.growths, growth),
+        ] {
+            if let Some(at) = at
+                && of.remove(&(at, job))
+            {
                 of.insert((at + by, job));
             }
-        }
-        if let Some(at) = self.growth(job)
-            && self.growths.remove(&(at, job))
-        {
-            self.growths.insert((at + by, job));
         }
         self.base[index] += by;
     }
@@ -238,12 +241,7 @@ impl Engine<'_> {
         let at = |item: Item| self.layout.as_ref().and_then(|l| l.at(item)).map(|at| at.0);
         let resident = |(id, held, lane): (u32, Bytes, Option<u32>)| {
             // Any of the jobs that take turns may hold this seat.
-            let need = self.needs.get(id as usize).copied().unwrap_or(self.turn);
-            let (persistent, ephemeral) = if self.settings.mode == Mode::AsReleased {
-                (Bytes::ZERO, need.0 + need.1)
-            } else {
-                need
-            };
+            let (persistent, ephemeral) = self.needs.get(id as usize).copied().unwrap_or(self.turn);
             Resident {
                 persistent: persistent.max(held).0,
                 at: at(Item::Persistent(id)),
@@ -259,8 +257,7 @@ impl Engine<'_> {
         let nowhere = self.layout.is_some()
             && (picture.residents.iter().any(|r| r.at.is_none())
                 || picture.lanes.iter().any(|l| l.2.is_none()));
-        let homeless =
-            self.running.iter().any(|r| lanes.resident(r.1).is_none_or(|r| r.1.is_none()));
+        let homeless = self.runs().any(|job| lanes.resident(job).is_none_or(|r| r.1.is_none()));
         let verdict = match check(&picture) {
             Ok(()) if nowhere => Err("something lies nowhere".to_owned()),
             Ok(()) if homeless && !self.turns_move() => Err("a job runs without a lane".to_owned()),

@@ -2,12 +2,16 @@
 //! style.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use super::super::contention::WHOLE;
-use super::super::lanes::{Join, MOST};
+use super::super::lanes::{Join, LaneId, MOST};
 use super::super::mechanism::{Mechanism, Room};
 use super::super::policy::{Style, choose};
 use super::{Engine, Key, LOOK, NEVER, State};
+
+/// Before every key.
+const FIRST: Key = (i64::MIN, 0, 0);
 use crate::units::{Bytes, Nanos};
 
 impl Engine<'_> {
@@ -63,18 +67,22 @@ impl Engine<'_> {
 
     /// Admits waiting jobs in the policy's order, as far as there is room.
     fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
+        // The released code lets later jobs pass for ever.
+        let released = self.released;
+        let skips = self.policy.skips() || released;
         loop {
-            let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
+            let closed =
+                self.overdue().filter(|&j| !released && self.state[j as usize] == State::Waiting);
             let looked: Vec<u32> = match closed {
                 Some(oldest) => vec![oldest],
-                None if self.freed || !self.policy.skips() => {
+                None if self.freed || !skips => {
                     self.waiting.iter().take(LOOK).map(|k| k.2).collect()
                 }
                 // No room was freed, so a job that did not fit before does not fit now.
                 None => {
                     let came =
                         self.came.iter().filter(|&&j| self.state[j as usize] == State::Waiting);
-                    let mut came: Vec<Key> = came.map(|&j| self.key(j)).collect();
+                    let mut came: Vec<Key> = came.map(|&j| self.line_key(j)).collect();
                     came.sort_unstable();
                     came.iter().map(|k| k.2).collect()
                 }
@@ -82,11 +90,11 @@ impl Engine<'_> {
             let (mut again, mut refused) = (closed.is_some() || looked.len() >= LOOK, false);
             for job in looked {
                 if self.let_in(job, join) {
-                    self.waiting.remove(&self.key(job));
+                    self.waiting.remove(&self.line_key(job));
                     then(self, job);
                 } else {
                     refused = true;
-                    if !self.policy.skips() {
+                    if !skips {
                         break;
                     }
                 }
@@ -108,38 +116,51 @@ impl Engine<'_> {
         self.admit(Join::Share, |engine, job| engine.start(job, Bytes::ZERO));
     }
 
+    /// One job at a time in each lane: the first in the policy's order.
+    fn one_in_each_lane(&mut self) {
+        self.admit(Join::Share, Self::rest);
+        let mut runners: BTreeMap<LaneId, u32> =
+            self.runs().map(|job| (self.lane_of(job), job)).collect();
+        let mut from = (0, FIRST);
+        while let Some(&(lane, best)) = self.idle.range(from..).next() {
+            from = (lane + 1, FIRST);
+            if let Some(runner) = runners.remove(&lane) {
+                if best >= self.key(runner) {
+                    continue;
+                }
+                self.drain(runner);
+                if self.state[runner as usize] == State::Running {
+                    continue;
+                }
+            }
+            self.idle.remove(&(lane, best));
+            self.start(best.2, Bytes::ZERO);
+        }
+    }
+
     fn one(&mut self, preempts: bool) {
-        let lanes = self.settings.mechanism == Mechanism::Lanes;
-        if preempts && lanes {
-            self.admit(Join::Share, |engine, job| {
-                engine.state[job as usize] = State::Idle;
-                engine.idle.insert(engine.key(job));
-            });
+        if preempts && self.settings.mechanism == Mechanism::Lanes {
+            return self.one_in_each_lane();
         }
         loop {
-            let from = if preempts && lanes { &self.idle } else { &self.waiting };
-            let aged = self.overdue().filter(|&j| {
-                self.policy.ages() && matches!(self.state[j as usize], State::Waiting | State::Idle)
-            });
-            let aged = aged.map(|j| self.key(j)).filter(|k| from.contains(k));
-            let Some(best) = aged.or(from.first().copied()) else { return };
-            let runner = self.running.first().map(|r| r.1);
+            let aged = self
+                .overdue()
+                .filter(|&j| self.policy.ages() && self.state[j as usize] == State::Waiting)
+                .map(|j| self.line_key(j));
+            let Some(best) = aged.or(self.waiting.first().copied()) else { return };
+            let runner = self.runs().next();
             if let Some(runner) = runner {
                 let older = self.policy.ages() && self.overdue() == Some(runner);
                 if !preempts || older || (aged.is_none() && best >= self.key(runner)) {
                     return;
                 }
                 self.drain(runner);
-                if !self.running.is_empty() {
+                if self.runs().next().is_some() {
                     return;
                 }
                 continue;
             }
             let job = best.2;
-            if preempts && lanes {
-                self.idle.remove(&best);
-                return self.start(job, Bytes::ZERO);
-            }
             if !self.let_in(job, Join::Own) {
                 return;
             }
@@ -158,11 +179,12 @@ impl Engine<'_> {
         let candidates = closed
             .map_or_else(|| self.waiting.iter().take(LOOK).map(|k| k.2).collect(), |j| vec![j]);
         for job in candidates {
-            if self.utilised + self.serving >= u64::from(WHOLE) {
+            let utilised: u64 = self.clocks.values().map(|clock| clock.utilised).sum();
+            if utilised + self.serving >= u64::from(WHOLE) {
                 return;
             }
             if self.let_in(job, Join::Own) {
-                self.waiting.remove(&self.key(job));
+                self.waiting.remove(&self.line_key(job));
                 self.start(job, Bytes::ZERO);
             }
         }
@@ -170,15 +192,14 @@ impl Engine<'_> {
 
     fn until_busy(&mut self) {
         let wanted = self.wanted();
-        let others: Vec<u32> =
-            self.running.iter().map(|r| r.1).filter(|j| !wanted.contains(j)).collect();
+        let others: Vec<u32> = self.runs().filter(|j| !wanted.contains(j)).collect();
         for job in others {
             self.drain(job);
         }
         for &job in &wanted {
             let state = self.state[job as usize];
             match state {
-                State::Running => self.drains.retain(|d| d.1 != job),
+                State::Running => self.clock_mut(job).drains.retain(|d| d.1 != job),
                 State::Idle | State::Waiting if !self.place(job, &wanted) => return,
                 _ => {}
             }
@@ -188,16 +209,17 @@ impl Engine<'_> {
     /// Which jobs should run: the policy's decision over running, resident and waiting jobs.
     fn wanted(&self) -> Vec<u32> {
         let Room::Lanes(lanes) = &self.room else { return Vec::new() };
-        let mut run: Vec<Key> = self.running.iter().map(|r| self.key(r.1)).collect();
-        run.sort_unstable();
-        let (mut a, mut b, mut c) =
-            (run.iter().peekable(), self.idle.iter().peekable(), self.waiting.iter().peekable());
+        let mut running: Vec<Key> = self.runs().map(|job| self.key(job)).collect();
+        running.sort_unstable();
+        let mut lines = [
+            Box::new(running.into_iter()) as Box<dyn Iterator<Item = Key>>,
+            Box::new(self.idle.iter().map(|idle| idle.1)),
+            Box::new(self.waiting.iter().copied()),
+        ]
+        .map(Iterator::peekable);
         let merged = std::iter::from_fn(move || {
-            let best = [a.peek(), b.peek(), c.peek()].into_iter().flatten().min().map(|k| **k)?;
-            for from in [&mut a as &mut dyn PeekNext, &mut b, &mut c] {
-                from.skip_if(&best);
-            }
-            Some(best.2)
+            let first = lines.iter_mut().filter_map(|line| line.peek().copied()).min()?;
+            lines.iter_mut().find_map(|line| line.next_if_eq(&first)).map(|key| key.2)
         });
         let head = self.overdue();
         let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
@@ -227,7 +249,7 @@ impl Engine<'_> {
     /// Gives a job a lane of its own and starts it. Moves the persistent memory of idle jobs out of
     /// the way, if that is allowed.
     fn place(&mut self, job: u32, wanted: &[u32]) -> bool {
-        let key = self.key(job);
+        let (idle, line) = (self.idle_key(job), self.line_key(job));
         let mut out = Bytes::ZERO;
         while !self.let_in(job, Join::Own) {
             // A running job that should not run stops at the end of its iteration.
@@ -236,8 +258,8 @@ impl Engine<'_> {
             };
             out += self.send_away(victim);
         }
-        self.idle.remove(&key);
-        self.waiting.remove(&key);
+        self.idle.remove(&idle);
+        self.waiting.remove(&line);
         self.start(job, out);
         true
     }
@@ -247,16 +269,5 @@ impl Engine<'_> {
     fn paid(&mut self, out: Bytes) -> bool {
         self.outcome.moved += u128::from(out.0);
         false
-    }
-}
-
-/// Skips the first element if it is this key.
-trait PeekNext {
-    fn skip_if(&mut self, key: &Key);
-}
-
-impl<'k, I: Iterator<Item = &'k Key>> PeekNext for std::iter::Peekable<I> {
-    fn skip_if(&mut self, key: &Key) {
-        self.next_if(|front| *front == key);
     }
 }

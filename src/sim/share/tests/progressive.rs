@@ -2,7 +2,7 @@
 //! other for ever, with lanes they always end. This reproduces the deadlock of Salus's Fig. 6,
 //! without times.
 
-use super::lanes::{Join, Lanes, Mode};
+use super::super::lanes::{Join, Lanes, Mode};
 use crate::units::{Bytes, id32};
 
 /// Persistent and ephemeral bytes of a job, and its iterations.

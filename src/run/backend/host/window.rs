@@ -1,0 +1,58 @@
+//! The window of each lane on the host: which job holds it, and the jobs that wait for it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::sim::share::lanes::{JobId, LaneId};
+use crate::sim::window::Turns;
+
+/// How often a job that waits looks whether it was stopped.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A job, and the lane whose window it uses.
+pub type Member = (LaneId, JobId);
+
+/// The windows of all lanes.
+#[derive(Default)]
+pub struct Windows {
+    lines: Mutex<BTreeMap<LaneId, Turns>>,
+    changed: Condvar,
+}
+
+impl Windows {
+    fn lines(&self) -> MutexGuard<'_, BTreeMap<LaneId, Turns>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the job holds its lane's window. Returns how long another job held it
+    /// meanwhile; `None` if `stop` is set before.
+    pub fn wait(&self, (lane, job): Member, stop: &AtomicBool) -> Option<Duration> {
+        let mut lines = self.lines();
+        if lines.entry(lane).or_default().ask(job as usize) {
+            return Some(Duration::ZERO);
+        }
+        let asked = Instant::now();
+        while !lines.entry(lane).or_default().ask(job as usize) {
+            if stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(lines, LOOK);
+            lines = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Some(asked.elapsed())
+    }
+
+    /// The job lets go of its lane's window, or no longer waits for it.
+    pub fn let_go(&self, (lane, job): Member) {
+        let mut lines = self.lines();
+        if let Some(line) = lines.get_mut(&lane) {
+            line.leave(job as usize);
+            if line.holder().is_none() {
+                lines.remove(&lane);
+            }
+        }
+        self.changed.notify_all();
+    }
+}
