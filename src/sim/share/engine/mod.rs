@@ -1,7 +1,7 @@
 //! Simulates a trace of jobs under a policy and a mechanism on one device.
 //!
 //! Between two events (a job comes, ends, is killed, gives way or falls overdue) each running job
-//! progresses at one speed, so time advances in closed form. A [`clock`] counts progress, and each
+//! progresses at one speed, so time advances in closed form. A `clock` counts progress, and each
 //! running job ends at a known reading of its clock. A job gives way at the end of an iteration.
 //! Events at the same time are ordered by kind, then by clock and job. Turns (policy `fair`) are
 //! modelled as their limit: all jobs of a lane progress alike, which is true to within a turn.
