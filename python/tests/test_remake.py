@@ -12,6 +12,9 @@ import torch
 from fitted import everything, same
 from jobs import Job, classify, squared, trained
 from neap.torch import _recipe
+from neap.torch._holder import Counts
+from neap.torch._loans import COPY, LEND, Loans
+from neap.torch._remake import Remake, Remakes
 from torch import nn
 from torch.nn import functional
 
@@ -221,6 +224,31 @@ def test_backward_may_go_through_the_graph_twice(slow: str) -> None:
     expected, _ = run(make, None)
     found, report = run(make, slow, "70%")
     assert same(expected, found), report
+
+
+def test_a_bias_that_has_left_comes_home_first() -> None:
+    linear, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    loans = Loans("cpu", lambda: {"bias": linear.bias}, Counts())
+    loans.follow([[("bias", linear.bias.nbytes)]])
+    assert loans.resolve()
+    loans.begin()
+
+    def unpack(saved: Any) -> torch.Tensor:
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        y = linear(x)
+    expected = y.detach().clone()
+    remakes = Remakes(unpack, lambda saved: saved, loans.ensure)
+    remakes.compare = False
+    remakes.follow([Remake("AddmmBackward0", "", [0], y.nbytes)])
+    made = remakes.pack(0, 0, y)
+    assert made is not None
+    loans.enter()
+    loans.give([(COPY, 0), (LEND, 0)])
+    assert linear.bias.isnan().all()
+    assert torch.equal(remakes.unpack(made), expected)
+    loans.leave()
 
 
 def test_what_comes_back_different_is_noticed_and_kept(

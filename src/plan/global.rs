@@ -290,8 +290,21 @@ struct Price {
 
 impl Ord for Price {
     fn cmp(&self, other: &Self) -> Ordering {
-        let value = (self.lost * other.of).cmp(&(other.lost * self.of));
+        let value = compare((self.lost, self.of), (other.lost, other.of));
         value.then(self.index.cmp(&other.index))
+    }
+}
+
+/// Compares two fractions whose cross products may overflow: by their whole parts, then by the
+/// reciprocals of what remains.
+fn compare(mut one: (u128, u128), mut other: (u128, u128)) -> Ordering {
+    loop {
+        let whole = (one.0 / one.1).cmp(&(other.0 / other.1));
+        let (rest, left) = (one.0 % one.1, other.0 % other.1);
+        if whole.is_ne() || rest == 0 || left == 0 {
+            return whole.then(rest.min(1).cmp(&left.min(1)));
+        }
+        (one, other) = ((other.1, left), (one.1, rest));
     }
 }
 
@@ -505,4 +518,21 @@ pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
 #[must_use]
 pub fn added(figures: &Figures) -> Nanos {
     figures.iteration_ns.saturating_sub(figures.unplanned_iteration_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fractions_compare_exactly_even_where_their_products_overflow() {
+        for (a, b) in [(1u128, 2u128), (7, 3), (0, 5), (22, 7), (355, 113)] {
+            for (c, d) in [(1, 2), (14, 6), (0, 1), (355, 113), (9, 4)] {
+                assert_eq!(compare((a, b), (c, d)), (a * d).cmp(&(c * b)), "{a}/{b} {c}/{d}");
+            }
+        }
+        let large = 1 << 120;
+        assert_eq!(compare((large, large + 1), (large + 1, large + 2)), Ordering::Less);
+        assert_eq!(compare((large + 1, large), (large + 2, large + 1)), Ordering::Greater);
+    }
 }

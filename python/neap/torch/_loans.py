@@ -277,13 +277,13 @@ class Loans:
             if what == HOME:
                 self._home(lent)
 
-    def ensure(self, module: torch.nn.Module) -> None:
-        """A module is about to run again: its parameters must be here."""
+    def ensure(self, parameters: Iterable[torch.Tensor]) -> None:
+        """What reads these parameters is about to run again: they must be here."""
         if not self._within:
             return
         away = [lent for lent in self._lent.values() if lent.away]
         known = {id(p): lent for lent in away for p in lent.parameters}
-        for parameter in module.parameters() if known else ():
+        for parameter in parameters if known else ():
             lent = known.get(id(parameter))
             if lent is not None:
                 self._home(lent)

@@ -256,7 +256,7 @@ class _Run:
         if timeline is not None:
             timeline.enter(name)
         _LOCAL.within = getattr(_LOCAL, "within", 0) + 1
-        self.owner.runtime.loans.ensure(self.module)
+        self.owner.runtime.loans.ensure(self.module.parameters())
         changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
         try:
             for norm in updating_norms(self.module):

@@ -7,7 +7,7 @@ for backward: then the output can go, and backward makes it again when it asks f
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +91,14 @@ class Remakes:
     Args:
         unpack: the hook for saved tensors that ours belong to.
         value: the tensor that a saved input stands for.
+        ensure: brings parameters back that have left the device.
     """
 
     def __init__(
-        self, unpack: Callable[[Any], torch.Tensor], value: Callable[[Any], torch.Tensor]
+        self,
+        unpack: Callable[[Any], torch.Tensor],
+        value: Callable[[Any], torch.Tensor],
+        ensure: Callable[[Iterable[torch.Tensor]], None],
     ) -> None:
         self.ran = 0
         self.deaths = 0
@@ -105,6 +109,7 @@ class Remakes:
         self.compare = True
         self._unpack = unpack
         self._value = value
+        self._ensure = ensure
         self._descriptions: list[Remake] = []
         self._now: dict[int, weakref.ref[Remade]] = {}
         self._verified: set[tuple[str, int]] = set()
@@ -153,6 +158,8 @@ class Remakes:
         description = remade.description
         self.ran += 1
         self.deaths += remade.gone
+        # Unlike the other inputs, a bias is not a saved tensor that comes back when asked for.
+        self._ensure(one for one in remade.recipe.bias if one is not None)
         made = remade.recipe.follow(self._value)
         original, remade.original = remade.original, None
         size = made.untyped_storage().nbytes()

@@ -49,7 +49,7 @@ class Runtime:
         self.counts = Counts()
         self.recompute = Recompute(self, find)
         self.loans = Loans(device, parameters, self.counts)
-        self.remakes = Remakes(self.unpack, self.value)
+        self.remakes = Remakes(self.unpack, self.value, self.loans.ensure)
         self._backwards = 0
         self._at_backward: list[Due | None] = []
         """What is yet to be done in this iteration when backward begins."""

@@ -357,12 +357,7 @@ pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError>
 /// # Errors
 /// As [`round`].
 pub fn beside(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {
-    let round = round(jobs, programs)?;
-    let mean = |job| {
-        let (sum, count) = taken(&round, job);
-        Nanos(u64::try_from(sum / count.max(1)).unwrap_or(u64::MAX))
-    };
-    Ok((0..programs.len()).map(mean).collect())
+    Rounds::new(jobs, false).beside(programs)
 }
 
 /// The sum of the times of a job's iterations in a round, and how many there are.
@@ -396,11 +391,20 @@ impl<'j, 'a> Rounds<'j, 'a> {
         round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
     }
 
+    fn beside(&self, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {
+        let round = self.run(programs)?;
+        let mean = |job| {
+            let (sum, count) = taken(&round, job);
+            Nanos(u64::try_from(sum / count.max(1)).unwrap_or(u64::MAX))
+        };
+        Ok((0..programs.len()).map(mean).collect())
+    }
+
     /// The jobs, each with its priority times the ratio of its loss in a round to its loss alone,
     /// the least such ratio as one. `None` if the ratios differ little.
     fn weighed(&self, parts: &[Arc<Planned>]) -> Result<Option<Jobs<'a>>, PlanError> {
         let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
-        let beside = beside(self.jobs, &programs)?;
+        let beside = self.beside(&programs)?;
         let ratio = |index: usize| {
             let own = self.sights[index].1;
             let loss = |time: Nanos| u128::from(time.saturating_sub(own).0.max(1 + own.0 / 100));
@@ -518,6 +522,10 @@ fn divide(
     memo: &mut Memo,
 ) -> Result<Vec<Arc<Planned>>, PlanError> {
     for _ in 0..AGAIN {
+        // Nothing costs less than plans without events.
+        if best == 0 {
+            break;
+        }
         let Some(weighed) = rounds.weighed(&now)? else { break };
         let parts = match planned(&weighed, way, None, memo) {
             Ok(parts) => parts,

@@ -16,8 +16,8 @@ pub(super) struct Feedback {
     /// With whether the job's operators were measured.
     jobs: Vec<(Means, bool)>,
     link: Link,
-    /// In each direction the time that copies took and the time by the profile's link: sums in
-    /// which each iteration counts ten times as much as the one before.
+    /// In each direction the time that copies took and the time by the profile's link, as [`newer`]
+    /// adds them up.
     copied: [(u128, u128); 2],
     /// The link's slowdown in each direction at the last planning, in thousandths.
     slow_then: [u64; 2],
@@ -50,7 +50,7 @@ impl Feedback {
             *ran = true;
             for (sum, (time, nominal)) in self.copied.iter_mut().zip(copied) {
                 if nominal > 0 {
-                    *sum = (sum.0 / 10 + time, sum.1 / 10 + nominal);
+                    *sum = newer(*sum, (time, nominal));
                 }
             }
         }
@@ -86,6 +86,11 @@ impl Feedback {
         slowed(&self.link, self.slow_then)
     }
 
+    /// Whether the operators of job `id` were measured.
+    pub(super) fn ran(&self, id: usize) -> bool {
+        self.jobs[id].1
+    }
+
     /// The latencies of the present `jobs`: the means of those that have run; of others those under
     /// the load of all jobs beside them, none where one runs at a time.
     pub(super) fn latencies(
@@ -107,5 +112,43 @@ impl Feedback {
             at_load.filter(|_| !self.jobs[id].1).cloned().unwrap_or(latencies)
         };
         jobs.iter().zip(known).zip(&used).map(under_load).collect()
+    }
+}
+
+/// Sums of the time that copies took and of the time by the profile's link, with those of one more
+/// iteration. If that one copies as much as the sums are of, it displaces nine tenths of them; if
+/// it copies little, it displaces little, since the sums may be of other jobs' large copies.
+fn newer(sum: (u128, u128), (time, nominal): (u128, u128)) -> (u128, u128) {
+    let kept = |part: u128| {
+        part.saturating_mul(sum.1).checked_div(sum.1.saturating_add(nominal.saturating_mul(9)))
+    };
+    (kept(sum.0).unwrap_or(0) + time, kept(sum.1).unwrap_or(0) + nominal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiny_copies_do_not_swing_the_mean_of_large_ones() {
+        let mut sum = (0, 0);
+        for _ in 0..100 {
+            sum = newer(sum, (2_000_000, 1_000_000));
+            // One that was preempted.
+            sum = newer(sum, (40_000, 100));
+            let slow = sum.0 * 1000 / sum.1;
+            assert!((2000..2100).contains(&slow), "{slow}");
+        }
+    }
+
+    #[test]
+    fn the_newest_of_equal_copies_counts_most() {
+        let mut sum = (0, 0);
+        for _ in 0..20 {
+            sum = newer(sum, (1000, 1000));
+        }
+        let (time, nominal) = newer(sum, (2000, 1000));
+        assert!((1850..1950).contains(&(time * 1000 / nominal)), "{time} of {nominal}");
+        assert_eq!(newer((0, 0), (30, 10)), (30, 10));
     }
 }

@@ -115,7 +115,7 @@ fn checked(plan: &Plan, graphs: &[crate::job::Graph]) -> Result<(), String> {
     check::check(plan, graphs).map(drop).map_err(|r| format!("a new plan is refused: {}", first(r)))
 }
 
-/// How many times the arena for which jobs of one lane are planned is halved in.
+/// How often the gap between a sum of arenas that fits and one that does not is halved.
 const HALVINGS: usize = 4;
 
 type Parts = Result<Vec<Arc<Planned>>, PlanError>;
@@ -155,21 +155,26 @@ fn lane(jobs: &Jobs<'_>) -> Parts {
     best
 }
 
-/// Equal jobs have equal operators: each takes the mean of what was measured.
-fn level(asked: &mut [Asked]) {
-    for first in 0..asked.len() {
-        let alike = |other: &Asked| other.sha256 == asked[first].sha256;
-        if asked[..first].iter().any(alike) {
+/// Equal jobs have equal operators: each takes the mean of what was measured, or of what is known
+/// if nothing was. Of each job it is given the hash of its graph and whether it was measured.
+fn level(jobs: &[(&str, bool)], latencies: &mut [Vec<Latency>]) {
+    for first in 0..jobs.len() {
+        let alike = |at: &usize| jobs[*at].0 == jobs[first].0;
+        if (0..first).any(|at| alike(&at)) {
             continue;
         }
-        let twins: Vec<usize> = (first..asked.len()).filter(|&at| alike(&asked[at])).collect();
-        let mut means = asked[first].latencies.clone();
+        let twins: Vec<usize> = (first..jobs.len()).filter(alike).collect();
+        let mut from: Vec<usize> = twins.iter().copied().filter(|&at| jobs[at].1).collect();
+        if from.is_empty() {
+            from.clone_from(&twins);
+        }
+        let mut means = latencies[from[0]].clone();
         for (operator, mean) in means.iter_mut().enumerate() {
-            let times = twins.iter().map(|&at| u128::from(asked[at].latencies[operator].time.0));
-            let sum = times.sum::<u128>() / twins.len() as u128;
+            let times = from.iter().map(|&at| u128::from(latencies[at][operator].time.0));
+            let sum = times.sum::<u128>() / from.len() as u128;
             mean.time = Nanos(u64::try_from(sum).unwrap_or(u64::MAX));
         }
-        twins.into_iter().for_each(|at| asked[at].latencies.clone_from(&means));
+        twins.into_iter().for_each(|at| latencies[at].clone_from(&means));
     }
 }
 
@@ -206,19 +211,20 @@ impl Service<'_, '_> {
         let device = Profile { link: self.feedback.planning(), ..self.options.device.clone() };
         let in_turn = in_turn(self.options.policy);
         let seats: Vec<_> = jobs.iter().map(|&id| (id, &*self.seats[id].work)).collect();
-        let latencies = self.feedback.latencies(&seats, &device, in_turn);
+        let mut latencies = self.feedback.latencies(&seats, &device, in_turn);
+        let kind = |&id: &usize| (&*self.seats[id].sha256, self.feedback.ran(id));
+        level(&jobs.iter().map(kind).collect::<Vec<_>>(), &mut latencies);
         let one = |(&id, latencies): (&usize, Vec<Latency>)| {
             let seat = &self.seats[id];
             let plan = seat.plans[seat.plans.len() - 1].clone();
             Asked { work: Arc::clone(&seat.work), sha256: seat.sha256.clone(), plan, latencies }
         };
-        let mut asked: Vec<Asked> = jobs.iter().zip(latencies).map(one).collect();
+        let asked: Vec<Asked> = jobs.iter().zip(latencies).map(one).collect();
         let (number, arena, sender) = (self.asked, self.options.arena, self.mailbox.sender.clone());
         let jobs = jobs.into_iter().map(id32).collect();
         self.planning = Some((number, jobs, std::mem::take(&mut self.why)));
         self.scope.spawn(move || {
             let began = Instant::now();
-            level(&mut asked);
             let place = Place { asked: &asked, device: &device, arena, in_turn };
             let plans = place.plans();
             let old: Vec<JobPlan> = asked.iter().map(|asked| asked.plan.clone()).collect();
@@ -273,5 +279,24 @@ impl Service<'_, '_> {
             jobs: Vec::new(),
         };
         notice(Notice::Planned(self.records.planned(planning, &changed)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Source;
+
+    #[test]
+    fn equal_jobs_take_the_mean_of_what_was_measured() {
+        let level = |jobs: &[(&str, bool)], times: &[u64]| -> Vec<u64> {
+            let one = |&ns: &u64| vec![Latency { time: Nanos(ns), source: Source::Measured }];
+            let mut latencies: Vec<Vec<Latency>> = times.iter().map(one).collect();
+            level(jobs, &mut latencies);
+            latencies.iter().map(|of| of[0].time.0).collect()
+        };
+        let jobs = [("a", false), ("b", false), ("a", true), ("a", true), ("b", false)];
+        assert_eq!(level(&jobs, &[900, 10, 100, 200, 30]), [150, 20, 150, 150, 20]);
+        assert_eq!(level(&[], &[]), [0u64; 0]);
     }
 }

@@ -19,7 +19,7 @@ use arena::Arena;
 use calls::{Lookup, Prepared};
 use link::{LinkRate, Pace, after, sleep_until};
 use streams::{Done, Streams};
-use window::{Member, Windows};
+use window::{Left, Member, Windows};
 
 use super::operators::KernelError;
 use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
@@ -108,18 +108,16 @@ pub fn with_device<R>(
     };
     let store = take("host store", script.store, options.poison)?;
     let window = options.member.map(|member| (windows, member));
+    let _left = Left(window);
     let streams = Streams::new(script, window);
-    let result = thread::scope(|scope| {
+    Ok(thread::scope(|scope| {
         let _home = Home(&streams);
         scope.spawn(|| compute(graph, script, arena, &streams, kernels, batch, options.poison));
         scope.spawn(|| copy(Direction::H2d, script, arena, &store, &streams, pace, options.jitter));
         scope.spawn(|| copy(Direction::D2h, script, arena, &store, &streams, pace, options.jitter));
         load::spawn(scope, options.load_percent, &streams.stop);
         body(&mut Host { script, arena, store: &store, streams: &streams, pace, options })
-    });
-    // A job that failed may still hold it.
-    window.into_iter().for_each(|(windows, member)| windows.let_go(member));
-    Ok(result)
+    }))
 }
 
 fn compute(

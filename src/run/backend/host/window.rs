@@ -56,3 +56,35 @@ impl Windows {
         self.changed.notify_all();
     }
 }
+
+/// Lets go of a job's window when the job ends, even if it panics: a job that failed may still
+/// hold it.
+pub struct Left<'w>(pub Option<(&'w Windows, Member)>);
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        if let Some((windows, member)) = self.0 {
+            windows.let_go(member);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_job_that_panics_lets_go_of_its_window() {
+        let (windows, stop) = (Windows::default(), AtomicBool::new(true));
+        let job = AssertUnwindSafe(|| {
+            let _left = Left(Some((&windows, (0, 1))));
+            assert_eq!(windows.wait((0, 1), &stop), Some(Duration::ZERO));
+            assert_eq!(windows.wait((0, 2), &stop), None, "another job holds it");
+            panic!("as a test");
+        });
+        assert!(catch_unwind(job).is_err());
+        assert_eq!(windows.wait((0, 2), &stop), Some(Duration::ZERO));
+    }
+}

@@ -177,7 +177,7 @@ fn each_branch_of_algorithm_1_is_reached() {
     assert_eq!(admit(1, 10, 20), (Some(1), Bytes(20)));
     // There is no room for a third: the smallest lane that fits is joined.
     assert_eq!(admit(2, 10, 15), (Some(1), Bytes(10)));
-    // None is large enough: the largest is widened.
+    // None is large enough: the smallest that can be is widened.
     assert_eq!(admit(3, 5, 45), (Some(0), Bytes(0)));
     // Then a job would not be safe on any branch.
     assert_eq!(admit(4, 1, 1), (None, Bytes(0)));
