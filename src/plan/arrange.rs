@@ -105,6 +105,22 @@ pub fn make_for(
     framework: Option<&Framework>,
 ) -> Result<Arranged, PlanError> {
     let Some(framework) = framework else { return in_two_orders(request, None) };
+    polished(request, for_allocator(request, framework)?)
+}
+
+/// The plan with single choices changed for the better, within what the allocator reserves.
+fn polished(request: &Request<'_>, made: Arranged) -> Result<Arranged, PlanError> {
+    let Arranged { planned, graph } = made;
+    let arrangement = graph.as_ref().and_then(|g| g.origin.as_ref()).map(|o| &o.arrangement);
+    let candidate = arrangement.and_then(|arrangement| Candidate::new(request, arrangement));
+    let planned = match &candidate {
+        Some(candidate) => budget::polished(&candidate.request(request), planned)?,
+        None => budget::polished(request, planned)?,
+    };
+    Ok(Arranged { planned, graph })
+}
+
+fn for_allocator(request: &Request<'_>, framework: &Framework) -> Result<Arranged, PlanError> {
     // Where the other order is the better one, plans in equal pieces seldom leave anything to gain.
     let first = request.budget < Liveness::of(request.graph).peak && early_is_much_lower(request);
     if first && let Some(found) = fragments::quicker(request, framework, None)? {

@@ -31,7 +31,7 @@ use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
-use crate::sim::reserved::{self, Framework, Reserved};
+use crate::sim::reserved::{self, FIRST_BLOCK, Framework, Reserved};
 use crate::units::{Bytes, Nanos, OpId};
 
 /// What to plan.
@@ -192,6 +192,11 @@ pub(super) fn make_against(
             Err(PlanError::Infeasible(no))
         }
     }
+}
+
+/// The plan, or a quicker one in which single choices of it are changed.
+pub(super) fn polished(request: &Request<'_>, planned: Planned) -> Result<Planned, PlanError> {
+    polish::polish(request, &Liveness::of(request.graph), None, planned)
 }
 
 /// A plan for a tighter budget as one for this budget.
@@ -485,6 +490,16 @@ pub(super) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Plan
 /// What a framework's allocator reserves for a plan.
 fn simulated(graph: &Graph, planned: &Planned, framework: Option<&Framework>) -> Option<Reserved> {
     framework.map(|f| reserved::planned(graph, &planned.program, &planned.run, f).settle(f))
+}
+
+/// The plan with what a framework's allocator reserves for it, and the first block that the
+/// framework counts on.
+fn reserving(graph: &Graph, mut planned: Planned, framework: &Framework) -> Planned {
+    planned.reserved = simulated(graph, &planned, Some(framework));
+    if framework.first > Bytes::ZERO {
+        planned.plan.options.insert(FIRST_BLOCK.to_owned(), framework.first.0.to_string());
+    }
+    planned
 }
 
 fn placed(

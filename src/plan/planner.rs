@@ -30,6 +30,8 @@ pub struct Decision {
     pub emitted: Emitted,
     /// The slot with the highest load, and that load in bytes.
     pub peak: (usize, u64),
+    /// By operator, the load in bytes while it runs.
+    pub loads: Vec<u64>,
     /// Whether the load is within the target.
     pub reached: bool,
 }
@@ -39,7 +41,8 @@ impl Decision {
     #[must_use]
     pub fn of(residencies: &Residencies<'_>, target: u64) -> Self {
         let peak = residencies.load.peak();
-        Self { emitted: emit::events(residencies), peak, reached: peak.1 <= target }
+        let loads = residencies.load.all().into_iter().skip(1).step_by(2).collect();
+        Self { emitted: emit::events(residencies), peak, loads, reached: peak.1 <= target }
     }
 }
 

@@ -5,11 +5,12 @@
 //! parameters. Which of these is best differs from job to job, so each is planned at the targets
 //! of [`budget::quicker_for`], and the quickest plan wins.
 
-use super::{Arranged, Candidate, early, pieces};
+use super::{Arranged, Candidate, early, in_two_orders, pieces, time};
 use crate::budget::{self, PlanError, Request};
 use crate::job::arrange::{Arrangement, Pieces, splittable};
 use crate::job::{Graph, Operator, Role};
 use crate::method::Method;
+use crate::neap;
 use crate::sim::reserved::Framework;
 use crate::units::{Nanos, OpId};
 
@@ -29,15 +30,20 @@ enum Cut {
 const CUTS: [Cut; 7] = [
     Cut::Alike(28 << 20),
     Cut::Alike(20 << 20),
+    Cut::Equal(64 << 20),
     Cut::Equal(24 << 20),
     Cut::Equal(32 << 20),
     Cut::Equal(16 << 20),
-    Cut::Equal(64 << 20),
     Cut::Not,
 ];
 
-/// Where a plan adds no more than this part of the unplanned time, no other is looked for.
+/// With how many of these plans are mended, which takes most of the time.
+const MENDED: usize = 3;
+
+/// Where a plan adds no more than this part of the unplanned time, no other is looked for, nor
+/// where it takes no longer than the arena's plan with the same bytes by more than the other part.
 const SLIGHT: u64 = 128;
+const NEAR: u64 = 28;
 
 /// A plan with other pieces that is quicker than the one that was made, if one was.
 pub(super) fn quicker(
@@ -53,9 +59,17 @@ pub(super) fn quicker(
     let order = if options.reorder { early(request.graph) } else { Vec::new() };
     let mut best: Option<Arranged> = None;
     let mut tried = Vec::new();
+    let mut near: Option<u64> = None;
     for cut in CUTS.into_iter().filter(|cut| options.split || matches!(cut, Cut::Not)) {
         let rival = best.as_ref().or(made).map_or(Nanos(u64::MAX), |b| b.planned.run.iteration);
         if rival.0 <= unplanned + unplanned / SLIGHT {
+            break;
+        }
+        if let (Some(_), None) = (&best, near) {
+            let arena = in_two_orders(request, None);
+            near = Some(time(&arena).map_or(0, |arena| arena.0 + arena.0 / NEAR));
+        }
+        if near.is_some_and(|near| rival.0 <= near) {
             break;
         }
         let pieces = match cut {
@@ -67,11 +81,13 @@ pub(super) fn quicker(
         if arrangement.is_empty() || tried.contains(&arrangement) {
             continue;
         }
-        if let Some(candidate) = Candidate::new(request, &arrangement)
-            && let Some(planned) =
-                budget::quicker_for(&candidate.request(request), framework, rival)?
-        {
-            best = Some(Arranged { planned, graph: Some(candidate.graph) });
+        if let Some(candidate) = Candidate::new(request, &arrangement) {
+            let mend = options.mend && tried.len() < MENDED;
+            let method = Method::Neap(neap::Options { mend, ..options.clone() });
+            let request = Request { method, ..candidate.request(request) };
+            if let Some(planned) = budget::quicker_for(&request, framework, rival)? {
+                best = Some(Arranged { planned, graph: Some(candidate.graph) });
+            }
         }
         tried.push(arrangement);
     }

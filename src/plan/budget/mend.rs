@@ -5,57 +5,64 @@
 //! would reserve more than the budget. There the run of blocks is looked for that has room for the
 //! request and the fewest bytes of tensors that the plan moves; these tensors stay on the device
 //! from then on, and the replay begins again ([`Requests`]). Where nothing can stay, the operator
-//! that makes the request counts as if it needed more memory, and the plan is made anew. When the
-//! allocator reserves no more than the budget, more tensors stay as long as that holds, and the
-//! iteration takes less time. Each step is judged by the placed plan's own run, because copies that
-//! wait for addresses change the order of requests.
+//! that makes the request counts as if it needed more memory than was free while it ran, and the
+//! plan is made anew. When the allocator reserves no more than the budget, more tensors stay as
+//! long as that holds, and the iteration takes less time. Each step is judged by the placed plan's
+//! own run, because copies that wait for addresses change the order of requests.
 
 mod requests;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{PlanError, Planned, Search, finish, nominal, placed, simulated};
+use super::polish::Basis;
+use super::{Memory, PlanError, Planned, Search, finish, nominal, placed, reserving};
 use crate::contract::Event;
 use crate::emit::Emitted;
-use crate::job::Graph;
+use crate::method::Method;
+use crate::neap;
 use crate::planner::Given;
 use crate::sim::program::Program;
-use crate::sim::reserved::{self, FIRST_BLOCK, Framework, Holder, Timeline};
+use crate::sim::reserved::{self, Framework, Holder, Timeline};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 use requests::{Growth, Requests};
 
 /// Targets from which plans are mended, by how many parts of the budget they lie below it.
-const BELOW: [u64; 3] = [4, 3, 2];
-const PARTS: u64 = 64;
+const BELOW: [u64; 5] = [16, 12, 10, 8, 6];
+const PARTS: u64 = 256;
 
-/// How often a plan is made anew for one of these targets, and how much more an operator then
-/// seems to need, as a part of the budget.
-const ANEW: usize = 12;
-const MORE: u64 = 128;
+/// When a plan is made anew, an operator seems to need this part of the budget more than was free.
+const MORE: u64 = 256;
 
 /// How often the placed plan is looked at, and how many runs of blocks are cleared before each.
 const LOOKS: usize = 8;
 const CLEARED: usize = 60;
 
 /// How often more tensors are tried that stay, and the fewest bytes that are worth it.
-const FILLS: usize = 16;
+const FILLS: usize = 40;
 const LEAST: u64 = 4 << 20;
 
 /// A plan that takes longer than the best by this part is not mended: tensors that stay seldom save
 /// more.
-const LONGER: u64 = 16;
+const LONGER: u64 = 12;
 
 /// Requests of at most this many bytes are served from segments of their own.
 const SMALL: Bytes = Bytes(1 << 20);
 
 /// What became of a decision.
 enum Mended {
-    Fits(Box<Planned>),
+    Fits(Box<Kept>),
     /// The allocator needs too much for what this operator makes.
     Short(OpId),
     /// Nothing helps.
     Not,
+}
+
+/// A plan, the tensors that stay in it, and the framework with the first block that it counts on.
+struct Kept {
+    planned: Planned,
+    tensors: BTreeSet<TensorId>,
+    framework: Framework,
 }
 
 /// A decision with tensors that stay, placed and run.
@@ -68,37 +75,63 @@ struct Look {
 }
 
 impl Search<'_> {
-    /// The quickest plan that comes of mending plans for a few targets.
+    /// The quickest plan that comes of mending plans for a few targets, as the planner makes them
+    /// and with lingering.
     pub(super) fn mended(&mut self, fits: &mut Option<Planned>) -> Result<(), PlanError> {
         let Some(framework) = self.framework else { return Ok(()) };
+        let Method::Neap(options) = &self.request.method else { return Ok(()) };
+        if !options.mend {
+            return Ok(());
+        }
+        let lingering = neap::Options { lingering: true, ..options.clone() };
+        for options in [Some(options), options.linger.then_some(&lingering)].into_iter().flatten() {
+            let mut memory = None;
+            for below in BELOW {
+                let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
+                self.mended_at(target, options, framework, &mut memory, fits)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans for a target until one can be mended, at most as often as there are steps of effort.
+    fn mended_at(
+        &mut self,
+        target: u64,
+        options: &neap::Options,
+        framework: &Framework,
+        memory: &mut Memory,
+        fits: &mut Option<Planned>,
+    ) -> Result<(), PlanError> {
         let request = self.request;
-        let mut memory = None;
-        for below in BELOW {
-            let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
-            let mut graph = request.graph.clone();
-            for _ in 0..ANEW {
-                let given = Given {
-                    graph: &graph,
-                    latencies: request.latencies,
-                    link: &request.device.link,
-                    pinned: request.device.pinned_bytes,
-                    target,
-                };
-                let decided = request.method.decide(&given, &mut memory);
-                if !decided.reached {
+        let method = Method::Neap(options.clone());
+        let mut graph = request.graph.clone();
+        for _ in 0..options.effort {
+            let given = Given {
+                graph: &graph,
+                latencies: request.latencies,
+                link: &request.device.link,
+                pinned: request.device.pinned_bytes,
+                target,
+            };
+            let decided = method.decide(&given, memory);
+            if !decided.reached {
+                break;
+            }
+            match self.mend(&decided.emitted, framework)? {
+                Mended::Fits(kept) => {
+                    let Kept { mut planned, tensors, framework } = *kept;
+                    planned.basis = Basis::of(&method, target, memory)
+                        .map(|basis| basis.keeping(&tensors, framework, graph));
+                    self.quicker(fits, planned);
                     break;
                 }
-                match self.mend(&decided.emitted, framework)? {
-                    Mended::Fits(planned) => {
-                        self.quicker(fits, *planned);
-                        break;
-                    }
-                    Mended::Short(operator) => {
-                        let more = Bytes(self.budget / MORE).in_blocks();
-                        graph.operators[operator.index()].workspace += more;
-                    }
-                    Mended::Not => break,
+                Mended::Short(operator) => {
+                    let free = target.saturating_sub(decided.loads[operator.index()]);
+                    let more = Bytes(free + self.budget / MORE).in_blocks();
+                    graph.operators[operator.index()].workspace += more;
                 }
+                Mended::Not => break,
             }
         }
         Ok(())
@@ -106,7 +139,7 @@ impl Search<'_> {
 
     fn mend(&self, emitted: &Emitted, framework: &Framework) -> Result<Mended, PlanError> {
         let graph = self.request.graph;
-        let may = movable(graph, emitted);
+        let may = movable(emitted);
         let mut kept = BTreeSet::new();
         for _ in 0..LOOKS {
             let Some(look) = self.look(emitted, &kept, framework)? else { break };
@@ -118,10 +151,11 @@ impl Search<'_> {
                     break;
                 }
                 let most = self.fill(emitted, &may, &kept, &look, framework)?;
-                for kept in [&most, &kept] {
-                    let planned = self.write(without(emitted, kept), &look.framework)?;
+                for tensors in [most, kept] {
+                    let planned = self.write(without(emitted, &tensors), &look.framework)?;
                     if let Some(planned) = planned {
-                        return Ok(Mended::Fits(Box::new(planned)));
+                        let framework = look.framework;
+                        return Ok(Mended::Fits(Box::new(Kept { planned, tensors, framework })));
                     }
                 }
                 break;
@@ -237,33 +271,25 @@ impl Search<'_> {
             return Ok(None);
         };
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
-        let mut planned = finish(request, self.liveness, emitted, program, placements, height)?;
-        planned.reserved = simulated(request.graph, &planned, Some(framework));
-        if framework.first > Bytes::ZERO {
-            let first = framework.first.0.to_string();
-            planned.plan.options.insert(FIRST_BLOCK.to_owned(), first);
-        }
+        let planned = finish(request, self.liveness, emitted, program, placements, height)?;
+        let planned = reserving(request.graph, planned, framework);
         let quicker = self.rival.is_none_or(|rival| planned.run.iteration < rival);
         let fits = planned.bound().0 <= self.budget && !planned.fails();
         Ok(Some(planned).filter(|_| quicker && fits))
     }
 }
 
-/// Tensors whose every departure ends in a swap-in.
-fn movable(graph: &Graph, emitted: &Emitted) -> BTreeSet<TensorId> {
+/// Tensors whose every departure ends in a swap-in, and that are not made again.
+fn movable(emitted: &Emitted) -> BTreeSet<TensorId> {
     let mut away: BTreeMap<TensorId, i64> = BTreeMap::new();
-    let mut made = BTreeSet::new();
+    let mut made = BTreeSet::<TensorId>::new();
     for event in &emitted.events {
         match event {
             Event::SwapOut { tensor, .. } | Event::Release { tensor, .. } => {
                 *away.entry(*tensor).or_default() += 1
             }
             Event::SwapIn { tensor, .. } => *away.entry(*tensor).or_default() -= 1,
-            Event::Recompute { operator, keep, .. } => {
-                made.extend(keep);
-                // What it reads may be there only because of other events.
-                made.extend(graph.operator(*operator).touches());
-            }
+            Event::Recompute { keep, .. } => made.extend(keep),
         }
     }
     away.into_iter().filter(|(t, count)| *count == 0 && !made.contains(t)).map(|of| of.0).collect()

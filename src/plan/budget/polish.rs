@@ -5,9 +5,11 @@
 //! it counts. Changes are made at the budget itself: the plan may have been made for a tighter
 //! target, since one for the budget could not be placed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Memory, PlanError, Planned, Request, finish, nominal, placed};
+use super::{Memory, PlanError, Planned, Request, finish, nominal, placed, reserving};
+use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
 use crate::neap::improve::polish;
@@ -15,7 +17,8 @@ use crate::neap::{Options, Warm};
 use crate::planner::{Decision, Given};
 use crate::residency::Residencies;
 use crate::sim::program::Program;
-use crate::units::Nanos;
+use crate::sim::reserved::Framework;
+use crate::units::{Nanos, TensorId};
 
 /// Where a plan comes from.
 #[derive(Debug)]
@@ -23,6 +26,10 @@ pub(super) struct Basis {
     target: u64,
     options: Options,
     warm: Warm,
+    /// For which framework's allocator.
+    framework: Option<Framework>,
+    /// The graph with more workspace for what needs room in one piece, where it was planned so.
+    graph: Option<Graph>,
 }
 
 impl Basis {
@@ -30,7 +37,24 @@ impl Basis {
     pub(super) fn of(method: &Method, target: u64, memory: &Memory) -> Option<Arc<Self>> {
         let (Method::Neap(options), Some(warm)) = (method, memory) else { return None };
         let (options, warm) = (options.clone(), warm.clone());
-        Some(Arc::new(Self { target, options, warm }))
+        Some(Arc::new(Self { target, options, warm, framework: None, graph: None }))
+    }
+
+    /// The same for a framework's allocator, with tensors that stay, on a graph with more
+    /// workspace.
+    pub(super) fn keeping(
+        &self,
+        tensors: &BTreeSet<TensorId>,
+        framework: Framework,
+        graph: Graph,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            target: self.target,
+            options: self.options.clone(),
+            warm: self.warm.keeping(tensors),
+            framework: Some(framework),
+            graph: Some(graph),
+        })
     }
 }
 
@@ -58,7 +82,7 @@ pub(super) fn polish(
     let budget = request.budget.0 / 512 * 512;
     let Request { graph, latencies, device, .. } = *request;
     let given = |target| Given {
-        graph,
+        graph: basis.graph.as_ref().unwrap_or(graph),
         latencies,
         link: &device.link,
         pinned: device.pinned_bytes,
@@ -70,7 +94,8 @@ pub(super) fn polish(
         &basis.options,
         &basis.warm,
         |residencies| {
-            match quicker(request, liveness, residencies, best.run.iteration) {
+            let framework = basis.framework.as_ref();
+            match quicker(request, liveness, residencies, framework, best.run.iteration) {
                 Ok(Some(planned)) => best = planned,
                 Ok(None) => return false,
                 Err(error) => defect = Some(error),
@@ -86,6 +111,7 @@ fn quicker(
     request: &Request<'_>,
     liveness: &Liveness,
     residencies: &Residencies<'_>,
+    framework: Option<&Framework>,
     rival: Nanos,
 ) -> Result<Option<Planned>, PlanError> {
     let budget = request.budget.0 / 512 * 512;
@@ -100,6 +126,12 @@ fn quicker(
     if height > budget {
         return Ok(None);
     }
-    let planned = finish(request, liveness, emitted, program, placements, height)?;
-    Ok((planned.run.iteration < rival).then_some(planned))
+    let mut planned = finish(request, liveness, emitted, program, placements, height)?;
+    if planned.run.iteration >= rival {
+        return Ok(None);
+    }
+    if let Some(framework) = framework {
+        planned = reserving(request.graph, planned, framework);
+    }
+    Ok(Some(planned).filter(|planned| planned.bound().0 <= budget && !planned.fails()))
 }

@@ -16,6 +16,7 @@
 pub mod polish;
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use polish::Choice;
@@ -53,6 +54,19 @@ pub struct Warm {
     bans: Vec<Ban>,
     clock: Arc<Clock>,
     choices: Vec<Choice>,
+}
+
+impl Warm {
+    /// The same where these tensors stay.
+    #[must_use]
+    pub fn keeping(&self, kept: &BTreeSet<TensorId>) -> Self {
+        let mut warm = self.clone();
+        for tensor in kept {
+            warm.bans[tensor.index()] = Ban { swap: true, recompute: true };
+        }
+        warm.choices.retain(|choice| !kept.contains(&choice.tensor));
+        warm
+    }
 }
 
 /// Where steps wait for no more than this part of the unplanned time, a quarter of the effort is
@@ -204,13 +218,7 @@ impl<'a, 'o> Search<'a, 'o> {
         self.choose_after(variant, bans, None)
     }
 
-    /// As [`Self::choose`], after choices that were made before.
-    fn choose_after(
-        &self,
-        variant: Variant,
-        bans: &[Ban],
-        choices: Option<&[Choice]>,
-    ) -> Found<'a> {
+    fn chooser<'s>(&'s self, variant: Variant, bans: &'s [Ban]) -> Chooser<'a, 's> {
         let Given { latencies, link, pinned, target, .. } = *self.given;
         let mut residencies = self.fresh.clone();
         if variant.extend && self.options.extend {
@@ -228,7 +236,18 @@ impl<'a, 'o> Search<'a, 'o> {
             all: &self.all,
             large: &self.large,
         };
-        let mut chooser = Chooser::new(residencies, setting);
+        Chooser::new(residencies, setting)
+    }
+
+    /// As [`Self::choose`], after choices that were made before.
+    fn choose_after(
+        &self,
+        variant: Variant,
+        bans: &[Ban],
+        choices: Option<&[Choice]>,
+    ) -> Found<'a> {
+        let Given { latencies, link, target, .. } = *self.given;
+        let mut chooser = self.chooser(variant, bans);
         match choices {
             Some(choices) => chooser.replay(choices),
             None if variant.streamed > 0 => chooser.stream(),

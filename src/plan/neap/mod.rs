@@ -89,6 +89,8 @@ pub struct Options {
     pub lingering: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
+    /// For a framework's allocator: leave out swaps that leave its memory in pieces.
+    pub mend: bool,
     /// Steps of improvement.
     pub effort: u32,
     /// Fall back on another planner's plan where there is no own one.
@@ -128,6 +130,7 @@ impl Default for Options {
             linger: true,
             lingering: false,
             polish: true,
+            mend: true,
             effort: EFFORT,
             portfolio: true,
             joint: true,

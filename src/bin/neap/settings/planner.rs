@@ -65,6 +65,9 @@ pub struct Switches {
     /// neap: Never change single choices of a plan that is slower than the unplanned job.
     #[arg(long)]
     no_polish: bool,
+    /// neap, for PyTorch's allocator: Never leave out swaps that leave its memory in pieces.
+    #[arg(long)]
+    no_mend: bool,
     /// neap: Never use another planner's plan, even where neap's own search finds none.
     #[arg(long)]
     no_portfolio: bool,

@@ -8,8 +8,8 @@
 //! - a choice is left out.
 //!
 //! What is then over the target is chosen as in any step, so that room for one tensor is taken
-//! from others. The dearest are changed first, and what is quicker stays. Not for: where the plan
-//! comes from ([`super`]).
+//! from others. The dearest are changed first, and what is quicker stays. The plan itself comes
+//! from [`super`].
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -97,11 +97,14 @@ pub fn polish(
 ) {
     let mut search = Search::new(&given[0], options);
     search.clock = warm.clock.clone();
+    // Where tensors stay that were chosen at first, the load is higher.
+    let start = Given { target: given[0].target.max(search.load(warm)), ..given[0] };
+    search.given = &start;
     let mut best = search.choose_after(warm.variant, &warm.bans, Some(&warm.choices));
     search.left =
         share(options.effort.saturating_mul(STEPS), OPERATORS.1, given[0].graph.operators.len());
     // As near to the second target as what comes of it can be placed.
-    let spread = given[1].target - given[0].target;
+    let spread = given[1].target.saturating_sub(start.target);
     let raised = (0..TARGETS).map(|part| given[1].target - spread * part / TARGETS);
     let raised: Vec<Given<'_>> = raised.map(|target| Given { target, ..given[1] }).collect();
     for raised in raised.iter().filter(|_| spread > 0 && !best.key.0) {
@@ -117,6 +120,13 @@ pub fn polish(
 }
 
 impl<'a> Search<'a, '_> {
+    /// The load with the choices of another search.
+    fn load(&self, warm: &Warm) -> u64 {
+        let mut chooser = self.chooser(warm.variant, &warm.bans);
+        chooser.replay(&warm.choices);
+        chooser.residencies.load.peak().1
+    }
+
     /// Every change once, the dearest first. Whether one of them was for the better.
     fn pass(
         &mut self,
