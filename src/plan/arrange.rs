@@ -111,11 +111,12 @@ pub fn make_for(
 /// The plan with single choices changed for the better, within what the allocator reserves.
 fn polished(request: &Request<'_>, made: Arranged) -> Result<Arranged, PlanError> {
     let Arranged { planned, graph } = made;
-    let arrangement = graph.as_ref().and_then(|g| g.origin.as_ref()).map(|o| &o.arrangement);
-    let candidate = arrangement.and_then(|arrangement| Candidate::new(request, arrangement));
-    let planned = match &candidate {
+    let Some(origin) = graph.as_ref().and_then(|graph| graph.origin.as_ref()) else {
+        return Ok(Arranged { planned: budget::polished(request, planned)?, graph });
+    };
+    let planned = match Candidate::new(request, &origin.arrangement) {
         Some(candidate) => budget::polished(&candidate.request(request), planned)?,
-        None => budget::polished(request, planned)?,
+        None => planned,
     };
     Ok(Arranged { planned, graph })
 }

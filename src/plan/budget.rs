@@ -31,7 +31,7 @@ use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
-use crate::sim::reserved::{self, FIRST_BLOCK, Framework, Reserved};
+use crate::sim::reserved::{self, Framework, Reserved};
 use crate::units::{Bytes, Nanos, OpId};
 
 /// What to plan.
@@ -266,17 +266,7 @@ fn alone(
     memory: &mut Memory,
 ) -> Result<Planned, PlanError> {
     let budget = request.budget.0 / 512 * 512;
-    let mut search = Search {
-        request,
-        framework,
-        liveness,
-        budget,
-        lowest: u64::MAX,
-        blocked: String::new(),
-        rival,
-        brief: false,
-        memory,
-    };
+    let mut search = Search::new(request, framework, liveness, rival, memory);
     if framework.is_some() {
         return match search.reserve()? {
             Some(planned) => Ok(planned),
@@ -323,17 +313,7 @@ pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let budget = request.budget.0 / 512 * 512;
     let memory = &mut None;
-    let mut search = Search {
-        request,
-        framework: None,
-        liveness: &liveness,
-        budget,
-        lowest: u64::MAX,
-        blocked: String::new(),
-        rival: None,
-        brief: false,
-        memory,
-    };
+    let mut search = Search::new(request, None, &liveness, None, memory);
     let mut target = budget;
     for attempt in 0..FEW {
         match search.attempt(target, &request.method)? {
@@ -373,7 +353,27 @@ struct Search<'a> {
     memory: &'a mut Memory,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(
+        request: &'a Request<'a>,
+        framework: Option<&'a Framework>,
+        liveness: &'a Liveness,
+        rival: Option<Nanos>,
+        memory: &'a mut Memory,
+    ) -> Self {
+        Self {
+            request,
+            framework,
+            liveness,
+            budget: request.budget.0 / 512 * 512,
+            lowest: u64::MAX,
+            blocked: String::new(),
+            rival,
+            brief: false,
+            memory,
+        }
+    }
+
     fn refusal(self) -> PlanError {
         PlanError::Infeasible(Box::new(Infeasible {
             budget: self.request.budget,
@@ -420,7 +420,8 @@ impl Search<'_> {
             planned.reserved = simulated(request.graph, &planned, self.framework);
             let bound = planned.bound().0;
             if bound <= self.budget && !planned.fails() {
-                planned.basis = polish::Basis::of(method, target, self.memory);
+                let basis = polish::Basis::of(method, target, self.memory, self.framework);
+                planned.basis = basis.map(Arc::new);
                 return Ok(Attempt::Fits(Box::new(planned)));
             }
             self.reserves(Bytes(height), Bytes(bound));
@@ -490,16 +491,6 @@ pub(super) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Plan
 /// What a framework's allocator reserves for a plan.
 fn simulated(graph: &Graph, planned: &Planned, framework: Option<&Framework>) -> Option<Reserved> {
     framework.map(|f| reserved::planned(graph, &planned.program, &planned.run, f).settle(f))
-}
-
-/// The plan with what a framework's allocator reserves for it, and the first block that the
-/// framework counts on.
-fn reserving(graph: &Graph, mut planned: Planned, framework: &Framework) -> Planned {
-    planned.reserved = simulated(graph, &planned, Some(framework));
-    if framework.first > Bytes::ZERO {
-        planned.plan.options.insert(FIRST_BLOCK.to_owned(), framework.first.0.to_string());
-    }
-    planned
 }
 
 fn placed(

@@ -19,7 +19,7 @@ use crate::contract::Plan;
 use crate::device::Profile;
 use crate::job::liveness::{Span, spans};
 use crate::job::{Graph, Operator, Phase, Role};
-use crate::units::{Bytes, Nanos, OpId, TensorId};
+use crate::units::{Bytes, Nanos, OpId, ParseBytesError, TensorId};
 
 /// The framework's allocator settings and its device.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,10 +47,12 @@ impl Framework {
     }
 
     /// With the first block that `plan` records for such settings.
-    #[must_use]
-    pub fn of(self, plan: &Plan) -> Self {
-        let recorded = plan.options.get(FIRST_BLOCK).and_then(|bytes| bytes.parse().ok());
-        Self { first: recorded.filter(|_| !self.config.expandable).unwrap_or_default(), ..self }
+    ///
+    /// # Errors
+    /// Where the plan's option is no number of bytes.
+    pub fn of(self, plan: &Plan) -> Result<Self, ParseBytesError> {
+        let recorded = plan.options.get(FIRST_BLOCK).map(|bytes| bytes.parse()).transpose()?;
+        Ok(Self { first: recorded.filter(|_| !self.config.expandable).unwrap_or_default(), ..self })
     }
 }
 

@@ -160,6 +160,34 @@ fn the_first_block_that_a_plan_records_is_counted() {
     assert!(number(&after, "segments") < number(&before[0], "segments"));
     assert!(number(&after, "peak_allocated_bytes") < first, "the block itself holds nothing");
     assert_eq!(simulated("expandable_segments:True"), before[1]);
+    plan["options"]["first-block"] = "much".into();
+    std::fs::write(folder.path("p.plan.json"), plan.to_string()).unwrap();
+    folder.refuses(
+        2,
+        &["p.plan.json: options.first-block", "`much` is not a size"],
+        &["simulate", "p.plan.json"],
+    );
+}
+
+/// What polishing and mending change of a plan still binds what the allocator reserves.
+#[test]
+fn a_slow_plan_for_the_allocator_keeps_to_the_budget() {
+    let folder = Folder::new();
+    folder.import("resnet18-adam.et.json.gz", &[]);
+    let plan = ["plan", "job.graph.json", "--device", "a6000", "--budget", "60%"];
+    let times =
+        [&["--no-mend", "--no-polish"][..], &["--no-mend"], &["--no-polish"], &[]].map(|off| {
+            let pytorch = ["--allocator", "pytorch", "-o", "p.plan.json"];
+            let made = folder.json(&[&plan[..], &pytorch, off].concat());
+            let [reserved, budget] =
+                ["peak_reserved_bytes", "budget_bytes"].map(|of| number(&made, of));
+            assert!(reserved <= budget, "{off:?}: {reserved} of {budget}");
+            let [time, alone] =
+                ["iteration_ns", "unplanned_iteration_ns"].map(|of| number(&made, of));
+            assert!(time > alone + alone / 64, "{off:?}: nothing to polish: {time} of {alone}");
+            time
+        });
+    assert!(times[1] <= times[0] && times[3] <= times[2], "{times:?}");
 }
 
 #[test]

@@ -37,7 +37,9 @@ const CUTS: [Cut; 7] = [
     Cut::Not,
 ];
 
-/// With how many of these plans are mended, which takes most of the time.
+/// With how many of these plans are mended, which takes most of the time: in graphs of at most so
+/// many operators with all of them, in others with the first few.
+const SMALL: usize = 600;
 const MENDED: usize = 3;
 
 /// Where a plan adds no more than this part of the unplanned time, no other is looked for, nor
@@ -65,9 +67,12 @@ pub(super) fn quicker(
         if rival.0 <= unplanned + unplanned / SLIGHT {
             break;
         }
-        if let (Some(_), None) = (&best, near) {
-            let arena = in_two_orders(request, None);
-            near = Some(time(&arena).map_or(0, |arena| arena.0 + arena.0 / NEAR));
+        if near.is_none() && rival.0 < u64::MAX {
+            let arena = match in_two_orders(request, None) {
+                Err(defect @ PlanError::Defect(_)) => return Err(defect),
+                arena => time(&arena).unwrap_or_default(),
+            };
+            near = Some(arena.0 + arena.0 / NEAR);
         }
         if near.is_some_and(|near| rival.0 <= near) {
             break;
@@ -82,7 +87,8 @@ pub(super) fn quicker(
             continue;
         }
         if let Some(candidate) = Candidate::new(request, &arrangement) {
-            let mend = options.mend && tried.len() < MENDED;
+            let few = request.graph.operators.len() <= SMALL || tried.len() < MENDED;
+            let mend = options.mend && few;
             let method = Method::Neap(neap::Options { mend, ..options.clone() });
             let request = Request { method, ..candidate.request(request) };
             if let Some(planned) = budget::quicker_for(&request, framework, rival)? {

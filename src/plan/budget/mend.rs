@@ -14,16 +14,17 @@ mod requests;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::polish::Basis;
-use super::{Memory, PlanError, Planned, Search, finish, nominal, placed, reserving};
+use super::{Memory, PlanError, Planned, Search, finish, nominal, placed, simulated};
 use crate::contract::Event;
 use crate::emit::Emitted;
 use crate::method::Method;
 use crate::neap;
 use crate::planner::Given;
 use crate::sim::program::Program;
-use crate::sim::reserved::{self, Framework, Holder, Timeline};
+use crate::sim::reserved::{self, FIRST_BLOCK, Framework, Holder, Timeline};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 use requests::{Growth, Requests};
 
@@ -50,7 +51,7 @@ const LONGER: u64 = 12;
 const SMALL: Bytes = Bytes(1 << 20);
 
 /// What became of a decision.
-enum Mended {
+pub(super) enum Mended {
     Fits(Box<Kept>),
     /// The allocator needs too much for what this operator makes.
     Short(OpId),
@@ -59,8 +60,8 @@ enum Mended {
 }
 
 /// A plan, the tensors that stay in it, and the framework with the first block that it counts on.
-struct Kept {
-    planned: Planned,
+pub(super) struct Kept {
+    pub planned: Planned,
     tensors: BTreeSet<TensorId>,
     framework: Framework,
 }
@@ -121,8 +122,8 @@ impl Search<'_> {
             match self.mend(&decided.emitted, framework)? {
                 Mended::Fits(kept) => {
                     let Kept { mut planned, tensors, framework } = *kept;
-                    planned.basis = Basis::of(&method, target, memory)
-                        .map(|basis| basis.keeping(&tensors, framework, graph));
+                    planned.basis = Basis::of(&method, target, memory, Some(&framework))
+                        .map(|basis| Arc::new(basis.keeping(&tensors, graph)));
                     self.quicker(fits, planned);
                     break;
                 }
@@ -137,7 +138,11 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn mend(&self, emitted: &Emitted, framework: &Framework) -> Result<Mended, PlanError> {
+    pub(super) fn mend(
+        &self,
+        emitted: &Emitted,
+        framework: &Framework,
+    ) -> Result<Mended, PlanError> {
         let graph = self.request.graph;
         let may = movable(emitted);
         let mut kept = BTreeSet::new();
@@ -271,8 +276,12 @@ impl Search<'_> {
             return Ok(None);
         };
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
-        let planned = finish(request, self.liveness, emitted, program, placements, height)?;
-        let planned = reserving(request.graph, planned, framework);
+        let mut planned = finish(request, self.liveness, emitted, program, placements, height)?;
+        planned.reserved = simulated(request.graph, &planned, Some(framework));
+        if framework.first > Bytes::ZERO {
+            let first = framework.first.0.to_string();
+            planned.plan.options.insert(FIRST_BLOCK.to_owned(), first);
+        }
         let quicker = self.rival.is_none_or(|rival| planned.run.iteration < rival);
         let fits = planned.bound().0 <= self.budget && !planned.fails();
         Ok(Some(planned).filter(|_| quicker && fits))

@@ -6,9 +6,9 @@
 //! target, since one for the budget could not be placed.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
-use super::{Memory, PlanError, Planned, Request, finish, nominal, placed, reserving};
+use super::mend::Mended;
+use super::{Memory, PlanError, Planned, Request, Search, finish, nominal, placed};
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
@@ -34,27 +34,20 @@ pub(super) struct Basis {
 
 impl Basis {
     /// Of what `method` decided for `target`, if it can be polished.
-    pub(super) fn of(method: &Method, target: u64, memory: &Memory) -> Option<Arc<Self>> {
+    pub(super) fn of(
+        method: &Method,
+        target: u64,
+        memory: &Memory,
+        framework: Option<&Framework>,
+    ) -> Option<Self> {
         let (Method::Neap(options), Some(warm)) = (method, memory) else { return None };
-        let (options, warm) = (options.clone(), warm.clone());
-        Some(Arc::new(Self { target, options, warm, framework: None, graph: None }))
+        let (options, warm, framework) = (options.clone(), warm.clone(), framework.cloned());
+        Some(Self { target, options, warm, framework, graph: None })
     }
 
-    /// The same for a framework's allocator, with tensors that stay, on a graph with more
-    /// workspace.
-    pub(super) fn keeping(
-        &self,
-        tensors: &BTreeSet<TensorId>,
-        framework: Framework,
-        graph: Graph,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            target: self.target,
-            options: self.options.clone(),
-            warm: self.warm.keeping(tensors),
-            framework: Some(framework),
-            graph: Some(graph),
-        })
+    /// The same with tensors that stay, on a graph with more workspace.
+    pub(super) fn keeping(self, tensors: &BTreeSet<TensorId>, graph: Graph) -> Self {
+        Self { warm: self.warm.keeping(tensors), graph: Some(graph), ..self }
     }
 }
 
@@ -94,8 +87,12 @@ pub(super) fn polish(
         &basis.options,
         &basis.warm,
         |residencies| {
-            let framework = basis.framework.as_ref();
-            match quicker(request, liveness, residencies, framework, best.run.iteration) {
+            let rival = best.run.iteration;
+            let found = match &basis.framework {
+                Some(framework) => mended(request, liveness, residencies, framework, rival),
+                None => quicker(request, liveness, residencies, rival),
+            };
+            match found {
                 Ok(Some(planned)) => best = planned,
                 Ok(None) => return false,
                 Err(error) => defect = Some(error),
@@ -111,7 +108,6 @@ fn quicker(
     request: &Request<'_>,
     liveness: &Liveness,
     residencies: &Residencies<'_>,
-    framework: Option<&Framework>,
     rival: Nanos,
 ) -> Result<Option<Planned>, PlanError> {
     let budget = request.budget.0 / 512 * 512;
@@ -126,12 +122,23 @@ fn quicker(
     if height > budget {
         return Ok(None);
     }
-    let mut planned = finish(request, liveness, emitted, program, placements, height)?;
-    if planned.run.iteration >= rival {
-        return Ok(None);
-    }
-    if let Some(framework) = framework {
-        planned = reserving(request.graph, planned, framework);
-    }
-    Ok(Some(planned).filter(|planned| planned.bound().0 <= budget && !planned.fails()))
+    let planned = finish(request, liveness, emitted, program, placements, height)?;
+    Ok((planned.run.iteration < rival).then_some(planned))
+}
+
+/// The same for a framework's allocator, mended where it would reserve too much.
+fn mended(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    residencies: &Residencies<'_>,
+    framework: &Framework,
+    rival: Nanos,
+) -> Result<Option<Planned>, PlanError> {
+    let memory = &mut None;
+    let search = Search::new(request, Some(framework), liveness, Some(rival), memory);
+    let emitted = Decision::of(residencies, search.budget).emitted;
+    Ok(match search.mend(&emitted, framework)? {
+        Mended::Fits(kept) => Some(kept.planned),
+        Mended::Short(_) | Mended::Not => None,
+    })
 }

@@ -43,17 +43,9 @@ pub(crate) fn quicker_for(
     rival: Nanos,
 ) -> Result<Option<Planned>, PlanError> {
     let liveness = Liveness::of(request.graph);
-    let mut search = Search {
-        request,
-        framework: Some(framework),
-        liveness: &liveness,
-        budget: request.budget.0 / 512 * 512,
-        lowest: u64::MAX,
-        blocked: String::new(),
-        rival: Some(rival),
-        brief: true,
-        memory: &mut None,
-    };
+    let memory = &mut None;
+    let mut search = Search::new(request, Some(framework), &liveness, Some(rival), memory);
+    search.brief = true;
     search.nearby()
 }
 

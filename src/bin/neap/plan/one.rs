@@ -74,7 +74,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     let mut report = Report::of(&planned, &liveness, &bounds);
     report.noise = noise;
     let default = Framework::on(&device, Config::default());
-    let pytorch = &framework.unwrap_or(&default).clone().of(&planned.plan);
+    let pytorch = &framework.unwrap_or(&default).clone().of(&planned.plan)?;
     let requests = reserved::planned(&graphs[0], &planned.program, &planned.run, pytorch);
     report.pytorch = BesideReport::of(&requests.settle(pytorch), &requests, pytorch);
     if flags.accounting == Accounting::Paper {

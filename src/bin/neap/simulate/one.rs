@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use neap::contract::{Latency, Plan};
 use neap::device::Profile;
 use neap::device::library::Chosen;
@@ -94,7 +94,10 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
     let counted = framework.is_some();
     let mut framework = framework.unwrap_or_else(|| Framework::on(&case.device, Config::default()));
     if let Some(plan) = &case.plan {
-        framework = framework.of(plan);
+        let of = flags.subject();
+        framework = framework
+            .of(plan)
+            .with_context(|| format!("{}: options.{}", of.display(), reserved::FIRST_BLOCK))?;
     }
     let requests = match &case.plan {
         Some(_) => reserved::planned(&case.graph, &program, &run, &framework),
