@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import neap.torch
 import torch
 from jobs import Job
+
+ITERATIONS = 7
 
 
 def everything(job: Job) -> list[torch.Tensor]:
@@ -20,3 +26,16 @@ def everything(job: Job) -> list[torch.Tensor]:
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     """Whether all are equal, bit for bit but for the sign of zeros."""
     return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+def run(make: Any, device: str | None, budget: str = "70%", iterations: int = ITERATIONS) -> Any:
+    """Losses and everything else after some iterations, fitted if a device is given; the report."""
+    torch.manual_seed(5)
+    random.seed(5)
+    job = make()
+    fitted = None
+    if device is not None:
+        fitted = neap.torch.fit(job.model, job.optimizer, budget, device=device, verbose=False)
+    losses = [job.iteration().clone() for _ in range(iterations)]
+    report = None if fitted is None else fitted.close()
+    return losses + everything(job), report

@@ -13,24 +13,11 @@ from typing import Any
 import neap.torch
 import pytest
 import torch
-from fitted import everything, same
+from fitted import ITERATIONS, everything, run, same
 from jobs import Block, Job, Transformer, classify, language, squared
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("small", "calls_alone")
-ITERATIONS = 7
-
-
-def run(make: Any, device: str | None, budget: str = "70%", iterations: int = ITERATIONS) -> Any:
-    torch.manual_seed(5)
-    random.seed(5)
-    job = make()
-    fitted = None
-    if device is not None:
-        fitted = neap.torch.fit(job.model, job.optimizer, budget, device=device, verbose=False)
-    losses = [job.iteration().clone() for _ in range(iterations)]
-    report = None if fitted is None else fitted.close()
-    return losses + everything(job), report
 
 
 def deep_transformer() -> Job:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import neap.torch
 import pytest
 import torch
-from fitted import everything, same
+from fitted import ITERATIONS, run, same
 from jobs import Job, classify, squared, trained
 from neap.torch import _recipe
 from neap.torch._holder import Counts
@@ -19,19 +18,6 @@ from torch import nn
 from torch.nn import functional
 
 pytestmark = pytest.mark.usefixtures("small", "operators_alone")
-ITERATIONS = 7
-
-
-def run(make: Any, device: str | None, budget: str = "70%", iterations: int = ITERATIONS) -> Any:
-    torch.manual_seed(5)
-    random.seed(5)
-    job = make()
-    fitted = None
-    if device is not None:
-        fitted = neap.torch.fit(job.model, job.optimizer, budget, device=device, verbose=False)
-    losses = [job.iteration().clone() for _ in range(iterations)]
-    report = None if fitted is None else fitted.close()
-    return losses + everything(job), report
 
 
 def stack(part: type[nn.Module], *shape: int, depth: int = 6) -> Job:
