@@ -140,6 +140,36 @@ def test_roles_and_names() -> None:
     assert kept == {f"grad:{name}" for name, _ in model.named_parameters()}
 
 
+def test_gradients_that_wait_for_zero_grad_at_the_end_are_no_workspace_of_the_updates() -> None:
+    def updates(last: bool) -> tuple[list[dict[str, Any]], set[str | None], str]:
+        model = cnn()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+        def iteration() -> torch.Tensor:
+            images, labels = torch.randn(4, 3, 8, 8), torch.arange(4) % 4
+            if not last:
+                optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            if last:
+                optimizer.zero_grad()
+            return loss.detach()
+
+        graph = record(Job(model, optimizer, iteration))
+        found = [o for o in graph["operators"] if o["kind"] == "neap::sgd"]
+        kept = {t.get("kept_until") for t in graph["tensors"] if t["role"] == "gradient"}
+        return found, kept, graph["operators"][0]["name"]
+
+    first, kept_first, _ = updates(last=False)
+    last, kept_last, start = updates(last=True)
+    assert len(first) == len(last) > 2
+    assert kept_last == {start}
+    assert None not in kept_first
+    workspace = [o.get("workspace_bytes", 0) for o in first]
+    assert [o.get("workspace_bytes", 0) for o in last] == workspace
+
+
 def test_constants_in_place_writes_and_batch_norm() -> None:
     model = cnn()
     graph = record(classify(model, torch.optim.SGD(model.parameters(), lr=0.1)))

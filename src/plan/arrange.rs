@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use super::budget::{self, PlanError, Planned, Request};
 use super::method::Method;
+use super::residency::Residencies;
 use crate::contract::Latency;
 use crate::job::arrange::{Arrangement, Moved, Pieces, arrange, splittable};
 use crate::job::liveness::Liveness;
@@ -140,8 +141,8 @@ fn for_allocator(request: &Request<'_>, framework: &Framework) -> Result<Arrange
 }
 
 fn early_is_much_lower(request: &Request<'_>) -> bool {
-    let peak = Liveness::of(request.graph).peak;
-    candidate(request).is_some_and(|other| much_lower(Liveness::of(&other.graph).peak, peak))
+    let peak = freed_after_use(request.graph);
+    candidate(request).is_some_and(|other| much_lower(freed_after_use(&other.graph), peak))
 }
 
 fn in_two_orders(
@@ -157,7 +158,8 @@ fn in_two_orders(
         Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
     };
     let peak = Liveness::of(request.graph).peak;
-    if much_lower(Liveness::of(&candidate.graph).peak, peak) && request.budget < peak {
+    let lower = much_lower(freed_after_use(&candidate.graph), freed_after_use(request.graph));
+    if lower && request.budget < peak {
         return match other(None) {
             Err(PlanError::Infeasible(no)) => quicker(own(None), Err(PlanError::Infeasible(no))),
             other => other,
@@ -180,6 +182,11 @@ fn time(planned: &Result<Arranged, PlanError>) -> Option<Nanos> {
 /// A peak that is lower by more than a tenth: its order is likely to be the quicker one.
 const fn much_lower(other: Bytes, own: Bytes) -> bool {
     other.0 < own.0 / 10 * 9
+}
+
+/// The peak where what the framework keeps past its last use is freed, as under any plan.
+fn freed_after_use(graph: &Graph) -> Bytes {
+    Bytes(Residencies::new(graph).load.peak().1)
 }
 
 /// The quicker one, and of equals the first. Of two refusals the first, with the lowest of both.

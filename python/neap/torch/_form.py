@@ -8,6 +8,7 @@ from typing import Any
 
 from neap.torch._graph import Iteration, Node, from_host
 from neap.torch._storage import Operand, Storage, blocks
+from neap.torch._watch import OPTIMIZE
 
 
 def graph(found: Iteration) -> dict[str, Any]:
@@ -19,18 +20,44 @@ def graph(found: Iteration) -> dict[str, Any]:
     version: dict[Storage, int] = {}
     inputs = 0
     operators = []
-    for node in found.nodes:
-        operator, inputs = _operator(node, version, found, inputs)
+    waiting = _waiting(found)
+    held = _held(found, waiting)
+    for place, node in enumerate(found.nodes):
+        operator, inputs = _operator(node, version, found, inputs, held[place])
         operators.append(operator)
     form["tensors"] = [_tensor(s, None) for s in found.always]
     for node in found.nodes:
         for storage in node.makes:
-            until = found.lives[storage].until
+            until = 0 if storage in waiting else found.lives[storage].until
             form["tensors"].append(
                 _tensor(storage, None if until is None else found.nodes[until].name)
             )
     form["operators"] = operators
     return form
+
+
+def _waiting(found: Iteration) -> set[Storage]:
+    """Gradients that wait for a ``zero_grad`` at the end of the iteration. A plan frees them after
+    their update, as it does where the loop begins with ``zero_grad``.
+    """
+    count = len(found.nodes)
+    return {
+        storage
+        for storage, life in found.lives.items()
+        if storage.role == "gradient"
+        and life.until is None
+        and life.death >= count
+        and found.nodes[life.last].phase == OPTIMIZE
+    }
+
+
+def _held(found: Iteration, waiting: set[Storage]) -> list[int]:
+    """Bytes that are held without use during each operator, but for these gradients."""
+    held = [node.held for node in found.nodes]
+    for storage in waiting:
+        for place in range(found.lives[storage].last + 1, len(held)):
+            held[place] -= blocks(storage.bytes)
+    return held
 
 
 def _tensor(storage: Storage, until: str | None) -> dict[str, Any]:
@@ -51,7 +78,7 @@ def _tensor(storage: Storage, until: str | None) -> dict[str, Any]:
 
 
 def _operator(
-    node: Node, version: dict[Storage, int], found: Iteration, inputs: int
+    node: Node, version: dict[Storage, int], found: Iteration, inputs: int, held: int
 ) -> tuple[dict[str, Any], int]:
     form: dict[str, Any] = {"name": node.name, "kind": node.kind, "phase": node.phase}
     op = node.op
@@ -94,7 +121,7 @@ def _operator(
     form["outputs"] = outputs
     if hidden:
         form["hidden"] = hidden
-    scratch = blocks(node.workspace) + node.held + blocks(found.base)
+    scratch = blocks(node.workspace) + held + blocks(found.base)
     if scratch:
         form["workspace_bytes"] = scratch
     replay = _replay(node, found)
