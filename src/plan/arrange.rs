@@ -6,6 +6,7 @@
 //! the arranged graph ([`crate::job::arrange()`]); the quickest plan wins, the framework's order
 //! first among equals. Not for: what an arranged graph means, and when tensors leave.
 
+mod delayed;
 mod fragments;
 
 use std::collections::BTreeMap;
@@ -105,7 +106,7 @@ pub fn make_for(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Arranged, PlanError> {
-    let Some(framework) = framework else { return in_two_orders(request, None) };
+    let Some(framework) = framework else { return in_all_orders(request, None) };
     polished(request, for_allocator(request, framework)?)
 }
 
@@ -128,7 +129,7 @@ fn for_allocator(request: &Request<'_>, framework: &Framework) -> Result<Arrange
     if first && let Some(found) = fragments::quicker(request, framework, None)? {
         return Ok(found);
     }
-    match in_two_orders(request, Some(framework)) {
+    match in_all_orders(request, Some(framework)) {
         Ok(made) => {
             let quicker = fragments::quicker(request, framework, Some(&made))?;
             Ok(quicker.unwrap_or(made))
@@ -143,6 +144,23 @@ fn for_allocator(request: &Request<'_>, framework: &Framework) -> Result<Arrange
 fn early_is_much_lower(request: &Request<'_>) -> bool {
     let peak = freed_after_use(request.graph);
     candidate(request).is_some_and(|other| much_lower(freed_after_use(&other.graph), peak))
+}
+
+/// The quickest plan in any of the orders. The one with the largest update later comes last, where
+/// there is anything to gain.
+fn in_all_orders(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Arranged, PlanError> {
+    let made = in_two_orders(request, framework);
+    let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
+    if time(&made).is_some_and(|time| time <= unplanned) {
+        return made;
+    }
+    let Some(candidate) = delayed::candidate(request) else { return made };
+    let planned = budget::make_against(&candidate.request(request), framework, time(&made));
+    let graph = Some(candidate.graph);
+    quicker(made, planned.map(|planned| Arranged { planned, graph }))
 }
 
 fn in_two_orders(

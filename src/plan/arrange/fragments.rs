@@ -5,7 +5,7 @@
 //! parameters. Which of these is best differs from job to job, so each is planned at the targets
 //! of [`budget::quicker_for`], and the quickest plan wins.
 
-use super::{Arranged, Candidate, early, in_two_orders, pieces, time};
+use super::{Arranged, Candidate, early, in_all_orders, pieces, time};
 use crate::budget::{self, PlanError, Request};
 use crate::job::arrange::{Arrangement, Pieces, splittable};
 use crate::job::{Graph, Operator, Role};
@@ -68,7 +68,7 @@ pub(super) fn quicker(
             break;
         }
         if near.is_none() && rival.0 < u64::MAX {
-            let arena = match in_two_orders(request, None) {
+            let arena = match in_all_orders(request, None) {
                 Err(defect @ PlanError::Defect(_)) => return Err(defect),
                 arena => time(&arena).unwrap_or_default(),
             };

@@ -77,6 +77,8 @@ pub struct Options {
     pub swap_share: u32,
     /// Run updates as early as their gradients allow.
     pub reorder: bool,
+    /// Where one update has a large part of all states, also try to run it later than that.
+    pub delay: bool,
     /// Run updates of large states in pieces.
     pub split: bool,
     /// Where operators wait long for the link, stream what one operator alone uses ([`stream`]).
@@ -125,6 +127,7 @@ impl Default for Options {
             min_swap: Bytes(64 << 10),
             swap_share: all(),
             reorder: true,
+            delay: true,
             split: true,
             stream: true,
             linger: true,

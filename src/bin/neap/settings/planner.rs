@@ -52,6 +52,10 @@ pub struct Switches {
     /// neap, one job: Keep the framework's order of operators.
     #[arg(long)]
     no_reorder: bool,
+    /// neap, one job: Never run an update with a large part of all states later than its gradient
+    /// allows.
+    #[arg(long)]
+    no_delay: bool,
     /// neap, one job: Keep operators and tensors whole.
     #[arg(long)]
     no_split: bool,
