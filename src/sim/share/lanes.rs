@@ -187,9 +187,11 @@ impl Lanes {
         let lane = if new && more + ephemeral <= free {
             self.next += 1;
             self.next - 1
+        } else if join == Join::Own {
+            return None;
         } else if released {
             self.within(more, ephemeral)?
-        } else if join == Join::Own || more > free {
+        } else if more > free {
             return None;
         } else {
             self.shared(ephemeral, free - more)?

@@ -61,6 +61,10 @@ fn a_million_changes_are_safe_down_to_addresses() {
                     let got =
                         lanes.admit(needs.len() as u32 - 1, Bytes(need.0), Bytes(need.1), join);
                     refused += u64::from(got.is_none());
+                    if let Some(lane) = got.filter(|_| join == Join::Own) {
+                        let members = lanes.lane(lane).map_or(0, |l| l.members.len());
+                        assert_eq!(members, 1, "seed {seed}: not a lane of its own");
+                    }
                     assert_eq!(lanes.residents().count(), before + usize::from(got.is_some()));
                 }
                 5..7 => {
@@ -181,6 +185,16 @@ fn each_branch_of_algorithm_1_is_reached() {
     assert_eq!(admit(3, 5, 45), (Some(0), Bytes(0)));
     // Then a job would not be safe on any branch.
     assert_eq!(admit(4, 1, 1), (None, Bytes(0)));
+}
+
+/// Where a lane's jobs do not take turns, two of them would run in it at once.
+#[test]
+fn a_job_that_needs_a_lane_of_its_own_joins_none_in_the_released_code() {
+    let mut lanes = Lanes::new(Bytes(16 * GIB), Mode::AsReleased, 8);
+    let mut admit = |job, join| lanes.admit(job, Bytes::ZERO, Bytes(10 * GIB), join);
+    assert_eq!(admit(0, Join::Own), Some(0));
+    assert_eq!(admit(1, Join::Own), None);
+    assert_eq!(admit(1, Join::Share), Some(0));
 }
 
 #[test]
