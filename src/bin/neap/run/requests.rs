@@ -15,18 +15,25 @@ use neap::units::Nanos;
 
 use crate::making;
 use crate::output::note;
-use crate::settings::{self, DeviceFlags, Site, Subject};
+use crate::settings::{self, DeviceFlags, Learned, Site, Subject};
 
 /// Reads the files of jobs.
 pub struct Reader {
-    pub device: DeviceFlags,
-    pub settings: Settings,
+    device: DeviceFlags,
+    learned: Learned,
+    settings: Settings,
 }
 
 /// The checker refused a plan; its reasons were printed.
 pub struct Refused;
 
 impl Reader {
+    /// Reads what the flags name, once for all jobs.
+    pub fn new(device: &DeviceFlags, settings: &Settings) -> anyhow::Result<Self> {
+        let (device, learned) = (device.clone(), device.read()?);
+        Ok(Self { device, learned, settings: settings.clone() })
+    }
+
     /// The jobs of a file.
     pub fn read(
         &self,
@@ -71,8 +78,8 @@ impl Reader {
                 Ok(Ok(all.collect()))
             }
             Subject::Graph(mut graph) => {
-                let Site { device, latencies, libraries, .. } = self.device.resolve(&mut graph)?;
-                let at_loads = self.device.at_loads(&graph, &device)?;
+                let Site { device, latencies, libraries, .. } = self.learned.resolve(&mut graph)?;
+                let at_loads = self.learned.at_loads(&graph);
                 let (mut plan, _) = making::unplanned(&graph, &device, &latencies)?;
                 plan.libraries = libraries;
                 Ok(Ok(vec![tenant(

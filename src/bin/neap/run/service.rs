@@ -92,7 +92,8 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         settings.throttle_per_mille = settings.throttle_later[at].1;
         settings.throttle_later.drain(..=at);
     }
-    let Some(tenants) = tenants(flags, &settings)? else { return Ok(Answer::No) };
+    let reader = Reader::new(&flags.device, &settings)?;
+    let Some(tenants) = tenants(flags, &reader)? else { return Ok(Answer::No) };
     outputs.apart_from_what_was_read()?;
     let asked = &flags.service;
     let name = asked.policy.as_deref().unwrap_or("neap");
@@ -122,7 +123,6 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
     let (remote, stop, of) = (mailbox.remote(), settings.stop.clone(), Arc::clone(&names));
     thread::spawn(move || end_at(&stop, &remote, &of));
     if asked.listen || asked.watch.is_some() {
-        let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
         let mut asking =
             Asking { reader, iterations: flags.iterations[0], remote: mailbox.remote(), names };
         // The thread ends with the process: reading stdin can't be interrupted.
@@ -205,8 +205,7 @@ fn planned(planning: &Planning) -> String {
 }
 
 /// The jobs that are submitted at the start; `None` if the checker refused one.
-fn tenants(flags: &Flags, settings: &Settings) -> anyhow::Result<Option<Vec<Tenant>>> {
-    let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
+fn tenants(flags: &Flags, reader: &Reader) -> anyhow::Result<Option<Vec<Tenant>>> {
     let mut all: Vec<Tenant> = Vec::new();
     for path in &flags.subjects {
         match reader.read(path, 1)? {

@@ -76,57 +76,14 @@ impl DeviceFlags {
         Ok(())
     }
 
-    /// The table and the predictor that these flags name.
-    fn learned(&self) -> anyhow::Result<(Option<Table>, Option<Predictor>)> {
-        let table = self.latencies.as_deref().map(Table::read).transpose()?;
-        Ok((table, self.predictor.as_deref().map(Predictor::read).transpose()?))
-    }
-
-    /// The latencies of a graph's operators at loads of 0, 10, … 100 %; none if `--load` names one
-    /// load, or nothing was learned at other loads.
-    ///
-    /// # Errors
-    /// When a file can't be read.
-    pub fn at_loads(&self, graph: &Graph, device: &Profile) -> anyhow::Result<Vec<Vec<Latency>>> {
-        let (table, predictor) = self.learned()?;
-        if self.load.is_some() || (table.is_none() && predictor.is_none()) {
-            return Ok(Vec::new());
-        }
-        let (table, predictor) = (table.as_ref(), predictor.as_ref());
-        let at = |load: u32| Sources { table, predictor, load_percent: load * 10 };
-        Ok((0..=10).map(|load| latency::latencies_from(graph, device, &at(load))).collect())
-    }
-
-    /// As [`Self::resolve`], for jobs that run beside each other: the load on each is what the
-    /// others use of the device, unless `--load` says another.
-    ///
-    /// # Errors
-    /// As [`Self::resolve`].
-    pub fn resolve_all(&self, graphs: &mut [Graph]) -> anyhow::Result<Vec<Site>> {
-        let sites = graphs.iter_mut().map(|graph| self.resolve(graph));
-        let mut sites = sites.collect::<anyhow::Result<Vec<_>>>()?;
-        let used = graphs.iter().zip(&sites).map(|(graph, site)| {
-            roofline::utilisation(&graph.operators, &site.latencies, &site.device)
-        });
-        let used: Vec<u32> = used.collect();
-        let all: u32 = used.iter().sum();
-        for ((graph, site), used) in graphs.iter().zip(&mut sites).zip(used) {
-            let mut at_loads = self.at_loads(graph, &site.device)?;
-            if !at_loads.is_empty() {
-                site.latencies = at_loads.swap_remove(((all - used) / 100).min(10) as usize);
-            }
-        }
-        Ok(sites)
-    }
-
-    /// Loads the profile and the latency of every operator. Operators whose algorithms were
-    /// measured get the workspace of these algorithms.
+    /// Reads the files that these flags name.
     ///
     /// # Errors
     /// When a file can't be read or the name is unknown.
-    pub fn resolve(&self, graph: &mut Graph) -> anyhow::Result<Site> {
+    pub fn read(&self) -> anyhow::Result<Learned> {
         let device = neap::device::profile::load(self.device.as_deref().unwrap_or("host"))?;
-        let (table, predictor) = self.learned()?;
+        let table = self.latencies.as_deref().map(Table::read).transpose()?;
+        let predictor = self.predictor.as_deref().map(Predictor::read).transpose()?;
         let of_table =
             table.iter().flat_map(|t| t.devices().map(|d| ("the latencies were measured", d)));
         let of_predictor =
@@ -137,21 +94,84 @@ impl DeviceFlags {
         {
             note(&format!("note: {what} on {name}, the device is {}", device.name));
         }
-        let sources = Sources {
-            table: table.as_ref(),
-            predictor: predictor.as_ref(),
-            load_percent: self.load.unwrap_or(0),
-        };
-        let latencies = latency::latencies_from(graph, &device, &sources);
+        Ok(Learned { device, table, predictor, flags: self.clone() })
+    }
+
+    /// As [`Learned::resolve`], for one job.
+    ///
+    /// # Errors
+    /// As [`Self::read`] and [`Learned::resolve`].
+    pub fn resolve(&self, graph: &mut Graph) -> anyhow::Result<Site> {
+        self.read()?.resolve(graph)
+    }
+
+    /// As [`Self::resolve`], for jobs that run beside each other: the load on each is what the
+    /// others use of the device, unless `--load` says another.
+    ///
+    /// # Errors
+    /// As [`Self::resolve`].
+    pub fn resolve_all(&self, graphs: &mut [Graph]) -> anyhow::Result<Vec<Site>> {
+        let learned = self.read()?;
+        let sites = graphs.iter_mut().map(|graph| learned.resolve(graph));
+        let mut sites = sites.collect::<anyhow::Result<Vec<_>>>()?;
+        let used = graphs.iter().zip(&sites).map(|(graph, site)| {
+            roofline::utilisation(&graph.operators, &site.latencies, &site.device)
+        });
+        let used: Vec<u32> = used.collect();
+        let all: u32 = used.iter().sum();
+        for ((graph, site), used) in graphs.iter().zip(&mut sites).zip(used) {
+            if let Some(latencies) = learned.at_load((all - used) / 100, graph) {
+                site.latencies = latencies;
+            }
+        }
+        Ok(sites)
+    }
+}
+
+/// A device, and what was measured or learned on it.
+#[derive(Clone, Debug)]
+pub struct Learned {
+    /// The device.
+    pub device: Profile,
+    table: Option<Table>,
+    predictor: Option<Predictor>,
+    flags: DeviceFlags,
+}
+
+impl Learned {
+    fn at(&self, graph: &Graph, load_percent: u32) -> Vec<Latency> {
+        let (table, predictor) = (self.table.as_ref(), self.predictor.as_ref());
+        latency::latencies_from(graph, &self.device, &Sources { table, predictor, load_percent })
+    }
+
+    /// The latencies of a graph's operators at a load of this many tenths; `None` if `--load` names
+    /// one load, or nothing was learned at other loads.
+    fn at_load(&self, tenths: u32, graph: &Graph) -> Option<Vec<Latency>> {
+        let known = self.table.is_some() || self.predictor.is_some();
+        (known && self.flags.load.is_none()).then(|| self.at(graph, tenths.min(10) * 10))
+    }
+
+    /// The latencies at loads of 0, 10, … 100 %; none where [`Self::at_load`] has none.
+    pub fn at_loads(&self, graph: &Graph) -> Vec<Vec<Latency>> {
+        (0..=10).filter_map(|load| self.at_load(load, graph)).collect()
+    }
+
+    /// The latency of every operator. Operators whose algorithms were measured get the workspace of
+    /// these algorithms.
+    ///
+    /// # Errors
+    /// When the table has a workspace that no graph can have.
+    pub fn resolve(&self, graph: &mut Graph) -> anyhow::Result<Site> {
+        let latencies = self.at(graph, self.flags.load.unwrap_or(0));
         let sha256 = neap::job::json::sha256(graph);
-        let libraries = table.as_ref().map(|t| library::chosen(graph, t)).unwrap_or_default();
-        if let Some(path) = self.latencies.as_deref().filter(|_| !libraries.is_empty()) {
+        let libraries = self.table.as_ref().map(|t| library::chosen(graph, t)).unwrap_or_default();
+        if let Some(path) = self.flags.latencies.as_deref().filter(|_| !libraries.is_empty()) {
             let wanted = libraries.iter().map(|(id, chosen)| (*id, chosen.workspace));
             graph
                 .reserve(wanted)
                 .with_context(|| format!("{}: with its `workspace_bytes`", path.display()))?;
         }
-        Ok(Site { device, latencies, libraries, sha256 })
+        Ok(Site { device: self.device.clone(), latencies, libraries, sha256 })
     }
 }
 

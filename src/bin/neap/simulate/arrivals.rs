@@ -149,17 +149,16 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     let real = flags.real.as_deref().map(Latencies::read).transpose()?;
     // Each graph is read once.
     let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();
-    let mut device = None;
+    let learned = flags.device.read()?;
     for (index, job) in coming.iter().enumerate() {
         if !graphs.contains_key(&job.job.path) {
             let mut graph = settings::graph(&job.job.path)
                 .with_context(|| format!("{}: job {index}", table.display()))?;
-            let site = flags.device.resolve(&mut graph)?;
+            let site = learned.resolve(&mut graph)?;
             graphs.insert(job.job.path.clone(), (graph, site.latencies, site.sha256));
-            device = Some(site.device);
         }
     }
-    let Some(device) = device else { bail!("{}: it has no jobs", table.display()) };
+    let device = learned.device;
     let all: Vec<&Graph> = coming.iter().map(|c| &graphs[&c.job.path].0).collect();
     let budget = match flags.budget {
         Some(Budget::Minimum) => {
