@@ -415,6 +415,43 @@ fn priority_holds_through_any_number_of_replans() {
     assert!(compared > 0 && slower > 0, "{compared}, {slower}");
 }
 
+/// Where far more jobs come than the device can run, launches and ends find most plans made.
+#[test]
+fn many_times_as_many_jobs_need_few_more_plans() {
+    let first = crate::common::first();
+    let mut random = Random(first ^ 0xf10d);
+    let device = builtin::find("host").expect("built in");
+    let (graphs, latencies) = random_graphs(&mut random, &device, (3, 3));
+    let peak = |graph| global::unplanned_peak(&[graph]).0;
+    let budget = Bytes(graphs.iter().map(peak).max().unwrap_or(0) * 4);
+    for policy in ["pack", "neap"] {
+        let conditions =
+            Conditions { policy: policy::find(policy).expect("a policy"), ..Conditions::default() };
+        let plans = [40, 200].map(|count| {
+            let arrival = |index: usize| Arrival {
+                job: Job {
+                    graph: &graphs[index % 3],
+                    file: (String::new(), sha256(&graphs[index % 3])),
+                    latencies: &latencies[index % 3],
+                    method: Method::default(),
+                    priority: 1000,
+                    swap_limit: Share::ALL,
+                },
+                submitted: Nanos(index as u64 * 1000),
+                iterations: 1 + index as u32 % 5,
+            };
+            let arrivals: Vec<Arrival<'_>> = (0..count).map(arrival).collect();
+            let outcome =
+                Live::new(&arrivals, &device, budget).under(conditions).run().expect("plans");
+            assert!(outcome.jobs.iter().all(|job| job.ended.is_some()), "{policy}");
+            assert!(outcome.replans as usize > count, "{policy}: {}", outcome.replans);
+            println!("{policy}, {count}: {} plans, {} looks", outcome.plans, outcome.looks);
+            outcome.plans
+        });
+        assert!(plans[0] > 3 && plans[1] < 2 * plans[0], "{policy}: {plans:?} plans");
+    }
+}
+
 /// Under policies of one job at a time no two iterations overlap.
 fn one_at_a_time(seed: u64, policy: &dyn Policy, outcome: &Outcome) {
     if !matches!(policy.style(), Style::One { .. } | Style::Rotating) {

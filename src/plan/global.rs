@@ -108,9 +108,45 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// As [`make`].
 pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+    Ok(made(jobs, memo)?.join(jobs))
+}
+
+/// As [`make_with`], only each job's own plan.
+///
+/// # Errors
+/// As [`make`].
+pub fn parts_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Vec<Arc<Planned>>, PlanError> {
+    Ok(made(jobs, memo)?.parts)
+}
+
+fn made(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> {
     limits::within(jobs, memo, |jobs, memo| {
         papers::make(jobs, memo).unwrap_or_else(|| aware::make(jobs, memo))
     })
+}
+
+/// Each job's own plan.
+struct Made {
+    parts: Vec<Arc<Planned>>,
+    /// The way in which the planner `neap` planned, if not each job as if it were alone.
+    way: Option<String>,
+}
+
+impl Made {
+    const fn of(parts: Vec<Arc<Planned>>) -> Self {
+        Self { parts, way: None }
+    }
+
+    fn arena(&self) -> Bytes {
+        self.parts.iter().map(|part| part.plan.figures.arena_bytes).sum()
+    }
+
+    /// One plan from the jobs' own plans.
+    fn join(self, jobs: &Jobs<'_>) -> Together {
+        let mut plan = joined(jobs, &self.parts);
+        plan.options.extend(self.way.map(|way| ("way".to_owned(), way)));
+        Together { plan, parts: self.parts }
+    }
 }
 
 /// Plans of all jobs within the budget, each as if it were alone on its device.
@@ -137,13 +173,16 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// As [`minimum`].
 pub fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    limits::within(jobs, memo, |jobs, memo| {
-        papers::least(jobs).unwrap_or_else(|| least(jobs, memo))
-    })
+    let made = limits::within(jobs, memo, |jobs, memo| {
+        papers::least(jobs, memo).unwrap_or_else(|| least(jobs, memo))
+    })?;
+    let mut together = made.join(jobs);
+    together.plan.budget = together.plan.figures.arena_bytes;
+    Ok(together)
 }
 
-fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    let devices = shares(jobs);
+fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> {
+    let devices = shares(jobs, memo);
     let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {
         rung.now = ladder
@@ -151,23 +190,25 @@ fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
             .least(&rung.request, Bytes(rung.arena()))?
             .map_err(PlanError::Infeasible)?;
     }
-    let mut together = join(jobs, ladder.parts());
-    together.plan.budget = together.plan.figures.arena_bytes;
-    Ok(together)
+    Ok(Made::of(ladder.parts()))
 }
 
 /// The device of each job: host memory is divided in proportion to the bytes that jobs use.
-pub(super) fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
-    let peaks: Vec<u64> = jobs.jobs.iter().map(|job| Liveness::of(job.graph).peak.0).collect();
-    let all: u128 = peaks.iter().map(|&p| u128::from(p)).sum::<u128>().max(1);
-    let part = |peak: u64| {
-        u64::try_from(u128::from(jobs.device.pinned_bytes.0) * u128::from(peak) / all / 512 * 512)
-            .unwrap_or(0)
-    };
-    peaks
-        .into_iter()
-        .map(|peak| Profile { pinned_bytes: Bytes(part(peak)), ..jobs.device.clone() })
-        .collect()
+pub(super) fn shares(jobs: &Jobs<'_>, memo: &mut Memo) -> Vec<Profile> {
+    let pinned = jobs.device.pinned_bytes;
+    let parts = by_peak(jobs, pinned, memo).into_iter();
+    let parts = parts.map(|part| memo.pinned(part, pinned));
+    let seen = |pinned_bytes| Profile { pinned_bytes, ..jobs.device.clone() };
+    parts.map(seen).collect()
+}
+
+/// Bytes divided in proportion to the jobs' unplanned peaks.
+fn by_peak(jobs: &Jobs<'_>, bytes: Bytes, memo: &mut Memo) -> Vec<Bytes> {
+    let peak = |job| u128::from(memo.known(job, jobs.device).peak.0);
+    let peaks: Vec<u128> = jobs.jobs.iter().map(peak).collect();
+    let all = peaks.iter().sum::<u128>().max(1);
+    let part = |peak| u64::try_from(u128::from(bytes.0) * peak / all / 512 * 512).unwrap_or(0);
+    peaks.into_iter().map(|peak| Bytes(part(peak))).collect()
 }
 
 /// A job's present plan, and its plan a step further down.
@@ -243,9 +284,14 @@ impl Rung<'_> {
     }
 
     /// Takes the smallest arena found for the job. Returns whether that is smaller than the present
-    /// one.
-    fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
-        let least = memo.least(&self.request, self.now.plan.figures.arena_bytes)?;
+    /// one. Where hundreds of plans are made, jobs beside others get no lower than little effort
+    /// gets them: with less they swap so much that they slow each other.
+    fn sink(&mut self, alone: bool, memo: &mut Memo) -> Result<bool, PlanError> {
+        let least = if memo.is_coarse() && !alone {
+            memo.lowest(&self.request)?
+        } else {
+            memo.least(&self.request, self.now.plan.figures.arena_bytes)?
+        };
         let Some(least) =
             least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena())
         else {
@@ -338,7 +384,7 @@ impl<'a> Ladder<'a> {
             let request = job.request(device, jobs.budget, jobs);
             let now = memo.unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
-            let floor = Liveness::of(job.graph).floor.0;
+            let floor = memo.known(job, device).floor.0;
             Ok(Rung {
                 request,
                 priority: job.priority.max(1),
@@ -372,9 +418,9 @@ impl<'a> Ladder<'a> {
             }
             let Some(Price { index, .. }) = prices.pop_first() else {
                 // Steps may have missed the smallest arena of a job.
-                let mut sank = false;
+                let (mut sank, alone) = (false, self.rungs.len() == 1);
                 for rung in &mut self.rungs {
-                    sank |= rung.sink(self.memo)?;
+                    sank |= rung.sink(alone, self.memo)?;
                 }
                 if sank {
                     sum = self.sum();
@@ -458,11 +504,6 @@ impl<'a> Ladder<'a> {
     fn parts(self) -> Vec<Arc<Planned>> {
         self.rungs.into_iter().map(|rung| rung.now).collect()
     }
-}
-
-/// One plan from the jobs' own plans.
-fn join(asked: &Jobs<'_>, parts: Vec<Arc<Planned>>) -> Together {
-    Together { plan: joined(asked, &parts), parts }
 }
 
 /// One plan from the jobs' own plans, each placed behind those before it.

@@ -100,6 +100,10 @@ pub struct Outcome {
     pub replans: u32,
     /// Every copy.
     pub carried: Vec<Carried>,
+    /// How many plans of single jobs were made for that.
+    pub plans: usize,
+    /// How often it was looked whether a job can go on.
+    pub looks: u64,
 }
 
 /// Why a simulation failed.
@@ -142,6 +146,8 @@ struct Member {
 /// The controller.
 pub struct Live<'a> {
     arrivals: &'a [Arrival<'a>],
+    /// For each of them the time of an iteration alone and without a plan.
+    alone: Vec<Nanos>,
     device: &'a Profile,
     budget: Bytes,
     conditions: Conditions<'a>,
@@ -165,8 +171,10 @@ impl<'a> Live<'a> {
     pub fn new(arrivals: &'a [Arrival<'a>], device: &'a Profile, budget: Bytes) -> Self {
         let outcome =
             Outcome { jobs: vec![Story::default(); arrivals.len()], ..Outcome::default() };
+        let alone = |arrival: &Arrival<'_>| arrival.job.latencies.iter().map(|l| l.time).sum();
         Self {
             arrivals,
+            alone: arrivals.iter().map(alone).collect(),
             device,
             budget,
             conditions: Conditions::default(),
@@ -252,6 +260,8 @@ impl<'a> Live<'a> {
                 shared.begin(member.number, work);
             }
         }
+        self.outcome.looks = shared.looks();
+        self.outcome.plans = self.memo.made();
         self.outcome.carried = shared.carried;
         Ok(self.outcome)
     }
@@ -289,9 +299,7 @@ impl<'a> Live<'a> {
         let it = &self.arrivals[arrival];
         let last = self.outcome.jobs[arrival].iterations.last().map(|iteration| iteration.1);
         let seat = member.and_then(|m| m.seat.as_ref().or(m.next.as_ref()));
-        let each = last
-            .or(seat.map(|seat| seat.part.planned))
-            .unwrap_or_else(|| it.job.latencies.iter().map(|latency| latency.time).sum());
+        let each = last.or(seat.map(|seat| seat.part.planned)).unwrap_or(self.alone[arrival]);
         let left = member.map_or(it.iterations, |m| m.left);
         Facts {
             submit: it.submitted,
@@ -386,7 +394,7 @@ impl<'a> Live<'a> {
     fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
         // So many jobs are not planned for each other, so this is the result of
-        // [`global::make_with`] without the cost of calling it at each launch and end.
+        // [`global::parts_with`] without the cost of calling it at each launch and end.
         let policies = |index: &usize| global::papers::is_static(&self.arrivals[*index].job.method);
         if indices.len() > global::aware::FEW
             && !indices.iter().all(policies)
@@ -409,8 +417,8 @@ impl<'a> Live<'a> {
             budget: self.budget,
             recorded_options: BTreeMap::new(),
         };
-        let together = match global::make_with(&asked, &mut self.memo) {
-            Ok(together) => together,
+        let parts = match global::parts_with(&asked, &mut self.memo) {
+            Ok(parts) => parts,
             Err(PlanError::Infeasible(no)) => {
                 return Ok(Some(format!(
                     "{} of memory, {} of which were the least for it and those before it",
@@ -420,11 +428,11 @@ impl<'a> Live<'a> {
             Err(defect) => return Err(defect.into()),
         };
         self.enter(more);
-        for (&index, part) in indices.iter().zip(limits::swap_parts(&together.parts)) {
+        for (&index, part) in indices.iter().zip(limits::swap_parts(&parts)) {
             let story = &mut self.outcome.jobs[index];
             story.swap_part = story.swap_part.max(part);
         }
-        self.seat(&indices, together.parts)?;
+        self.seat(&indices, parts)?;
         Ok(None)
     }
 

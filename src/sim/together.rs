@@ -10,9 +10,11 @@
 //! [`super::engine`].
 //!
 //! Jobs whose plans have a window hold it in turn ([`super::window`]). A copy that waits for the
-//! window does not wait in the link's queue, so no job waits for ever. An instant costs O(jobs).
-//! Memory is bounded by each job's plan.
+//! window does not wait in the link's queue, so no job waits for ever. At an instant only the jobs
+//! are looked at for which something happened; the others still wait for what they waited for. Of
+//! them an instant costs a few comparisons. Memory is bounded by each job's plan.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 
 use super::player::{ALONE, Player};
@@ -84,6 +86,12 @@ pub struct Shared<'a, P, D> {
     turns: Turns,
     /// Every wait for the window that took time, in order of its end.
     pub waited: Vec<Waited>,
+    /// The jobs for which something has happened at this instant.
+    touched: BTreeSet<usize>,
+    /// How often a job was looked at.
+    looks: u64,
+    /// The speed of all steps.
+    speed: u64,
 }
 
 impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P, D> {
@@ -99,7 +107,16 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
             carried: Vec::new(),
             turns: Turns::default(),
             waited: Vec::new(),
+            touched: BTreeSet::new(),
+            looks: 0,
+            speed: ALONE,
         }
+    }
+
+    /// How often it was looked whether a job can go on.
+    #[must_use]
+    pub const fn looks(&self) -> u64 {
+        self.looks
     }
 
     /// The present time.
@@ -126,6 +143,7 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
             ready: [None; 2],
             asked: None,
         });
+        self.touched.insert(job);
     }
 
     /// Runs until an iteration ends, or until `limit`. Returns the job and the record of its
@@ -137,10 +155,11 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     pub fn until(&mut self, limit: Nanos) -> Result<Option<(usize, Run)>, Deadlock> {
         loop {
             self.start();
-            if let Some(job) =
-                self.seats.iter().position(|s| s.as_ref().is_some_and(|s| s.player.done()))
+            let done = |&&job: &&usize| self.seats[job].as_ref().is_some_and(|s| s.player.done());
+            if let Some(&job) = self.touched.iter().find(done)
                 && let Some(seat) = self.seats[job].take()
             {
+                self.touched.remove(&job);
                 return Ok(Some((job, seat.player.run(self.now))));
             }
             let next = self.seats.iter().flatten().map(|s| s.player.next()).min().unwrap_or(NEVER);
@@ -162,67 +181,71 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     }
 
     fn start(&mut self) {
-        for (job, seat) in self.seats.iter_mut().enumerate() {
-            if let Some(seat) = seat
+        let let_go: Vec<usize> = self.touched.iter().copied().collect();
+        for job in let_go {
+            if let Some(seat) = &mut self.seats[job]
                 && seat.player.let_go(self.now)
+                && let Some(next) = self.turns.let_go(job)
             {
-                self.turns.let_go(job);
+                self.touched.insert(next);
             }
         }
         let mut started = true;
         while started {
             started = false;
+            self.looks += self.touched.len() as u64;
             self.take_turns();
             for direction in 0..2 {
-                for seat in self.seats.iter_mut().flatten() {
-                    if seat.ready[direction].is_none()
-                        && seat.player.copy_ready(direction, self.now).is_some()
-                    {
-                        seat.ready[direction] = Some(self.now);
-                    }
-                }
-                if !self.wires.free(direction) {
-                    continue;
-                }
-                let ready = self
-                    .seats
-                    .iter()
-                    .enumerate()
-                    .filter_map(|(job, s)| Some((s.as_ref()?.ready[direction]?, job)));
-                let Some((_, job)) = ready.min() else { continue };
-                if let Some(seat) = &mut self.seats[job]
-                    && let Some(work) = seat.player.copy_ready(direction, self.now)
-                {
-                    seat.player.start_copy(direction, self.now);
-                    seat.ready[direction] = None;
-                    self.wires.start(direction, work);
-                    self.carrying[direction] = Some((job, self.now));
-                    started = true;
-                }
+                started |= self.start_copy(direction);
             }
-            for seat in self.seats.iter_mut().flatten() {
-                started |= seat.player.start_step(self.now, ALONE);
+            for &job in &self.touched {
+                if let Some(seat) = &mut self.seats[job] {
+                    started |= seat.player.start_step(self.now, self.speed);
+                }
             }
         }
-        let wanted: u64 = self
-            .seats
-            .iter()
-            .flatten()
-            .filter(|s| s.player.computes())
-            .map(|s| u64::from(s.utilisation))
-            .sum();
+        let computing = self.seats.iter().flatten().filter(|s| s.player.computes());
+        let wanted: u64 = computing.map(|s| u64::from(s.utilisation)).sum();
         let speed =
             if wanted <= u64::from(WHOLE) { ALONE } else { ALONE * u64::from(WHOLE) / wanted };
-        for seat in self.seats.iter_mut().flatten() {
-            seat.player.pace(self.now, speed);
+        if std::mem::replace(&mut self.speed, speed) != speed {
+            for seat in self.seats.iter_mut().flatten() {
+                seat.player.pace(self.now, speed);
+            }
         }
+    }
+
+    /// Starts the copy that became ready first, if there is one and its wire is free.
+    fn start_copy(&mut self, direction: usize) -> bool {
+        for &job in &self.touched {
+            if let Some(seat) = &mut self.seats[job]
+                && seat.ready[direction].is_none()
+                && seat.player.copy_ready(direction, self.now).is_some()
+            {
+                seat.ready[direction] = Some(self.now);
+            }
+        }
+        if !self.wires.free(direction) {
+            return false;
+        }
+        let ready =
+            |(job, s): (usize, &Option<Seat<P, D>>)| Some((s.as_ref()?.ready[direction]?, job));
+        let first = self.seats.iter().enumerate().filter_map(ready).min();
+        let Some((_, job)) = first else { return false };
+        let Some(seat) = &mut self.seats[job] else { return false };
+        let Some(work) = seat.player.copy_ready(direction, self.now) else { return false };
+        seat.player.start_copy(direction, self.now);
+        seat.ready[direction] = None;
+        self.wires.start(direction, work);
+        self.carrying[direction] = Some((job, self.now));
+        true
     }
 
     /// Jobs that can't go on without the window ask for it. The first in line gets it.
     fn take_turns(&mut self) {
         let (turns, waited, now) = (&mut self.turns, &mut self.waited, self.now);
-        for (job, seat) in self.seats.iter_mut().enumerate() {
-            let Some(seat) = seat else { continue };
+        for &job in &self.touched {
+            let Some(seat) = &mut self.seats[job] else { continue };
             let Some(stretch) = seat.player.wants_window(now) else { continue };
             if turns.ask(job) {
                 seat.player.hold_window(stretch);
@@ -236,17 +259,57 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     }
 
     fn pass(&mut self, to: Nanos) {
+        self.touched.clear();
         for direction in self.wires.advance(to - self.now, self.link) {
             let Some((job, start)) = self.carrying[direction].take() else { continue };
             let way = DIRECTIONS[direction];
             self.carried.push(Carried { job, direction: way, start, end: to });
             if let Some(seat) = &mut self.seats[job] {
                 seat.player.end_copy(direction, to);
+                self.touched.insert(job);
             }
         }
         self.now = to;
-        for seat in self.seats.iter_mut().flatten() {
-            seat.player.end_step(to);
+        for (job, seat) in self.seats.iter_mut().enumerate() {
+            if let Some(seat) = seat
+                && seat.player.end_step(to)
+            {
+                self.touched.insert(job);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Latency, Source};
+    use crate::engine::tests::graph;
+
+    #[test]
+    fn how_often_a_job_is_looked_at_does_not_depend_on_the_others() {
+        let latency = Latency { time: Nanos(1000), source: Source::Graph };
+        let graph = graph();
+        let program = Program::new(&graph, &vec![latency; graph.operators.len()], &[]).unwrap();
+        let link = crate::device::builtin::find("host").unwrap().link;
+        let durations = Durations::nominal(&program, &link);
+        for jobs in [1, 5, 80] {
+            let mut device = Shared::new(&link);
+            let work = |utilisation| Work { program: &program, durations: &durations, utilisation };
+            for job in 0..jobs {
+                device.until(Nanos(7 * job as u64)).unwrap();
+                device.begin(job, work(300 + job as u32));
+            }
+            let mut ended = 0;
+            while let Some((job, _)) = device.until(NEVER).unwrap() {
+                ended += 1;
+                if ended < 10 * jobs as u64 {
+                    device.begin(job, work(300 + job as u32));
+                }
+            }
+            let steps = ended * program.steps.len() as u64;
+            let looks = device.looks();
+            assert!((steps..4 * steps).contains(&looks), "{jobs} jobs: {looks}, {steps} steps");
         }
     }
 }

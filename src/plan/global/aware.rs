@@ -21,10 +21,10 @@
 
 use std::sync::Arc;
 
-use super::{Jobs, Memo, Together, join, parts, shares};
+use super::memo::Known;
+use super::{Jobs, Made, Memo, by_peak, parts, shares};
 use crate::budget::{Infeasible, PlanError, Planned};
-use crate::device::{Link, Profile, roofline};
-use crate::job::liveness::Liveness;
+use crate::device::{Link, Profile};
 use crate::method::{Method, SMALL};
 use crate::sim::engine::Durations;
 use crate::sim::joint::{self, Party, Round};
@@ -58,13 +58,13 @@ impl Way {
 ///
 /// # Errors
 /// As [`super::make`].
-pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    let ways = ways(jobs, memo);
+pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> {
+    let rounds = Rounds::new(jobs, memo);
+    let ways = ways(jobs, &rounds.known, memo);
     let several = ways.len() > 1;
-    let rounds = Rounds::new(jobs, memo.is_coarse());
     let mut trial = Trial { jobs, ways: &ways, rounds, found: Vec::new(), why: None };
     // Equal jobs get equal parts. With few huge tensors, other parts may happen to be better.
-    let even = even(jobs);
+    let even = by_peak(jobs, jobs.budget, memo);
     let alike = jobs
         .jobs
         .windows(2)
@@ -95,7 +95,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
         for index in (0..ways.len()).filter(|&index| {
             !equal && matches!(ways[index], Way::Link(..)) && (index == 0 || !large)
         }) {
-            trial.plan(index, Some((&even, index != 0)), memo)?;
+            trial.plan(index, Some((&even, index != 0 || memo.is_coarse())), memo)?;
         }
     }
     let Trial { rounds, mut found, why, .. } = trial;
@@ -108,18 +108,15 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     }
     let best = found.remove(0);
     if !several {
-        return Ok(join(jobs, by_priority(jobs, best.2)));
+        return Ok(Made::of(by_priority(jobs, best.2)));
     }
     found.retain(|(cost, ..)| *cost <= best.0 + best.0 / NEAR);
     let others = if memo.is_coarse() { 0 } else { OTHERS };
     let mixed = mix(&rounds, best.0, best.2, found.iter().take(others).map(|o| &o.2[..]))?;
     let divided =
         if memo.is_coarse() { mixed.1 } else { divide(&rounds, &ways[best.1], mixed, memo)? };
-    let mut together = join(jobs, by_priority(jobs, divided));
-    if let Some(way) = ways[best.1].name() {
-        together.plan.options.insert("way".to_owned(), way.to_owned());
-    }
-    Ok(together)
+    let way = ways[best.1].name().map(str::to_owned);
+    Ok(Made { parts: by_priority(jobs, divided), way })
 }
 
 /// Plans of all jobs in several ways, each with its round.
@@ -178,19 +175,6 @@ fn untouched(parts: &[Arc<Planned>]) -> bool {
     parts.iter().all(|part| part.plan.jobs.iter().all(|job| job.events.is_empty()))
 }
 
-/// The budget, divided in proportion to the jobs' unplanned peaks.
-pub(super) fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
-    let peaks: Vec<u128> =
-        jobs.jobs.iter().map(|job| u128::from(Liveness::of(job.graph).peak.0)).collect();
-    let all = peaks.iter().sum::<u128>().max(1);
-    peaks
-        .iter()
-        .map(|peak| {
-            Bytes(u64::try_from(u128::from(jobs.budget.0) * peak / all).unwrap_or(0) / 512 * 512)
-        })
-        .collect()
-}
-
 /// The most jobs for which rounds are simulated. (40 jobs of 60 to 227 operators take 9 s.)
 const MANY: usize = 48;
 
@@ -198,7 +182,7 @@ const MANY: usize = 48;
 pub(crate) const FEW: usize = 8;
 
 /// The ways to plan these jobs, at least one.
-fn ways(jobs: &Jobs<'_>, memo: &Memo) -> Vec<Way> {
+fn ways(jobs: &Jobs<'_>, known: &[Known], memo: &Memo) -> Vec<Way> {
     let mut ways = Vec::new();
     let alone = || vec![Way::Alone];
     let options: Vec<&neap::Options> = jobs
@@ -219,7 +203,7 @@ fn ways(jobs: &Jobs<'_>, memo: &Memo) -> Vec<Way> {
     }
     if options.iter().all(|o| o.link_share) {
         for (name, percent) in SHARES {
-            let way = Way::Link(name, link_parts(jobs, percent, memo));
+            let way = Way::Link(name, link_parts(jobs, known, percent, memo));
             if way != Way::Link(name, vec![FULL; jobs.jobs.len()]) {
                 ways.push(way);
             }
@@ -246,14 +230,8 @@ const SHARES: [(&str, u64); 3] =
 /// For each job the link's rate relative to the job's own speed, in thousandths. While all jobs
 /// compute, all are slowed by the sum of their utilisations, so their copies have more time. The
 /// link is divided by priority.
-fn link_parts(jobs: &Jobs<'_>, percent: u64, memo: &Memo) -> Vec<u64> {
-    let wanted: u64 = jobs
-        .jobs
-        .iter()
-        .map(|job| {
-            u64::from(roofline::utilisation(&job.graph.operators, job.latencies, jobs.device))
-        })
-        .sum();
+fn link_parts(jobs: &Jobs<'_>, known: &[Known], percent: u64, memo: &Memo) -> Vec<u64> {
+    let wanted: u64 = known.iter().map(|job| u64::from(job.utilisation)).sum();
     let priorities: u128 = jobs.jobs.iter().map(|job| u128::from(job.priority.max(1))).sum();
     let slowed = u128::from(wanted.max(FULL)) * u128::from(percent);
     let part = |priority: u64| {
@@ -285,7 +263,7 @@ fn planned(
             .map(|(device, &part)| Profile { link: at_rate(&device.link, part), ..device })
             .collect()
     };
-    let mut attempt = |devices: Vec<Profile>| -> Result<Vec<Arc<Planned>>, PlanError> {
+    let attempt = |devices: Vec<Profile>, memo: &mut Memo| -> Result<Vec<_>, PlanError> {
         let devices = seen(devices);
         let made = match arenas {
             None => parts(&asked, &devices, memo)?,
@@ -309,12 +287,12 @@ fn planned(
         }
         Ok(back)
     };
-    let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()])?;
+    let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()], memo)?;
     if pinned(&made) <= jobs.device.pinned_bytes {
         return Ok(made);
     }
     // Together they need more pinned memory than there is, so each job gets its part.
-    attempt(shares(jobs))
+    attempt(shares(jobs, memo), memo)
 }
 
 fn pinned(parts: &[Arc<Planned>]) -> Bytes {
@@ -339,8 +317,7 @@ fn at_rate(link: &Link, part: u64) -> Link {
 /// Rounds of the same jobs with different plans.
 struct Rounds<'j, 'a> {
     jobs: &'j Jobs<'a>,
-    /// For each job its utilisation, and its time alone and unplanned.
-    sights: Vec<(u32, Nanos)>,
+    known: Vec<Known>,
     short: bool,
 }
 
@@ -349,7 +326,7 @@ struct Rounds<'j, 'a> {
 /// # Errors
 /// Only [`PlanError::Defect`].
 pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError> {
-    Rounds::new(jobs, false).run(programs)
+    Rounds::new(jobs, &mut Memo::default()).run(programs)
 }
 
 /// The mean time of an iteration of each job in a round.
@@ -357,7 +334,7 @@ pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError>
 /// # Errors
 /// As [`round`].
 pub fn beside(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {
-    Rounds::new(jobs, false).beside(programs)
+    Rounds::new(jobs, &mut Memo::default()).beside(programs)
 }
 
 /// The sum of the times of a job's iterations in a round, and how many there are.
@@ -367,20 +344,17 @@ fn taken(round: &Round, job: usize) -> (u128, u128) {
 }
 
 impl<'j, 'a> Rounds<'j, 'a> {
-    fn new(jobs: &'j Jobs<'a>, short: bool) -> Self {
-        let sight = |job: &super::Job<'_>| {
-            let of = roofline::utilisation(&job.graph.operators, job.latencies, jobs.device);
-            (of, job.latencies.iter().map(|latency| latency.time).sum())
-        };
-        Self { jobs, sights: jobs.jobs.iter().map(sight).collect(), short }
+    fn new(jobs: &'j Jobs<'a>, memo: &mut Memo) -> Self {
+        let known = jobs.jobs.iter().map(|job| memo.known(job, jobs.device)).collect();
+        Self { jobs, known, short: memo.is_coarse() }
     }
 
     fn run(&self, programs: &[&Program]) -> Result<Round, PlanError> {
         let link = &self.jobs.device.link;
         let durations: Vec<Durations> =
             programs.iter().map(|program| Durations::nominal(program, link)).collect();
-        let parties: Vec<Party<'_>> = (programs.iter().zip(&durations).zip(&self.sights))
-            .map(|((&program, durations), &(utilisation, own))| Party {
+        let parties: Vec<Party<'_>> = (programs.iter().zip(&durations).zip(&self.known))
+            .map(|((&program, durations), &Known { utilisation, own, .. })| Party {
                 program,
                 durations,
                 utilisation,
@@ -406,7 +380,7 @@ impl<'j, 'a> Rounds<'j, 'a> {
         let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
         let beside = self.beside(&programs)?;
         let ratio = |index: usize| {
-            let own = self.sights[index].1;
+            let own = self.known[index].own;
             let loss = |time: Nanos| u128::from(time.saturating_sub(own).0.max(1 + own.0 / 100));
             loss(beside[index]) * 1000 / loss(parts[index].plan.figures.iteration_ns)
         };
@@ -442,13 +416,13 @@ impl<'j, 'a> Rounds<'j, 'a> {
         let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
         let round = self.run(&programs)?;
         let priority = |job: &super::Job<'_>| u128::from(job.priority.max(1));
-        let one = |(index, (job, sight)): (usize, (&super::Job<'_>, &(u32, Nanos)))| {
+        let one = |(index, (job, known)): (usize, (&super::Job<'_>, &Known))| {
             let (sum, count) = taken(&round, index);
-            sum * priority(job) * 1_000_000 / (count * u128::from(sight.1.0)).max(1)
+            sum * priority(job) * 1_000_000 / (count * u128::from(known.own.0)).max(1)
         };
-        let each: u128 = self.jobs.jobs.iter().zip(&self.sights).enumerate().map(one).sum();
+        let each: u128 = self.jobs.jobs.iter().zip(&self.known).enumerate().map(one).sum();
         let priorities: u128 = self.jobs.jobs.iter().map(priority).sum();
-        let longest = self.sights.iter().map(|sight| sight.1.0).max().unwrap_or(0).max(1);
+        let longest = self.known.iter().map(|known| known.own.0).max().unwrap_or(0).max(1);
         Ok(each / priorities + u128::from(round.time.0) * 1_000_000 / u128::from(longest))
     }
 }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Job, Jobs, Memo, PlanError, Planned, Share, Together};
+use super::{Job, Jobs, Made, Memo, PlanError, Planned, Share};
 
 /// The shares of its tensors to which a job above its limit is held, one after the other, in
 /// thousandths.
@@ -17,14 +17,14 @@ const STEPS: [u32; 9] = [800, 650, 500, 350, 250, 150, 100, 50, 0];
 pub(super) fn within(
     jobs: &Jobs<'_>,
     memo: &mut Memo,
-    make: impl Fn(&Jobs<'_>, &mut Memo) -> Result<Together, PlanError>,
-) -> Result<Together, PlanError> {
+    make: impl Fn(&Jobs<'_>, &mut Memo) -> Result<Made, PlanError>,
+) -> Result<Made, PlanError> {
     let mut asked = jobs.clone();
     let mut steps = vec![STEPS.iter(); jobs.jobs.len()];
     loop {
-        let together = make(&asked, memo).map_err(|error| because(error, &asked, jobs))?;
+        let made = make(&asked, memo).map_err(|error| because(error, &asked, jobs))?;
         let mut held = false;
-        for index in above(&asked.jobs, &together.parts) {
+        for index in above(&asked.jobs, &made.parts) {
             let job = &mut asked.jobs[index];
             let share = steps[index].next().map(|&step| Share::of_thousandths(step));
             if let Some(method) = share.and_then(|share| job.method.limited(share)) {
@@ -33,7 +33,7 @@ pub(super) fn within(
             }
         }
         if !held {
-            return Ok(together);
+            return Ok(made);
         }
     }
 }

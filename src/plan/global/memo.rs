@@ -3,10 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::STEPS;
+use super::Job;
 use crate::budget::{self, Infeasible, PlanError, Planned, Request};
+use crate::contract::Latency;
+use crate::device::{Profile, roofline};
+use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::units::Bytes;
+use crate::method::Method;
+use crate::units::{Bytes, Nanos};
 
 /// Plans made before, by graph, planner, host memory and target. A lookup gives the same as
 /// planning again.
@@ -16,33 +20,74 @@ pub struct Memo {
     /// Plans made for a slower link, and the same on the device, by the former's address and the
     /// budget.
     on_device: BTreeMap<(usize, Bytes), (Arc<Planned>, Arc<Planned>)>,
-    /// The peak and the floor of each graph, where targets and link rates are rounded.
-    coarse: Option<BTreeMap<String, (Bytes, Bytes)>>,
+    /// What is known of each graph, by its hash.
+    known: BTreeMap<String, Known>,
+    /// The planners that were asked, by number.
+    methods: Vec<Method>,
+    /// Whether targets, link rates and host memory are rounded.
+    coarse: bool,
 }
 
-/// Hash of the graph, planner, host memory and the link's rates, target.
-type Key = (String, String, [u64; 5], u64);
+/// The parts between a job's floor and its peak to which targets are rounded.
+const GRID: u64 = 16;
+
+/// What is known of a job before it is planned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    /// Numbers graphs in the order in which they were asked for.
+    number: usize,
+    pub(super) peak: Bytes,
+    pub(super) floor: Bytes,
+    pub(super) utilisation: u32,
+    /// The time of its iteration alone and without a plan.
+    pub(super) own: Nanos,
+}
+
+impl Known {
+    /// The grid's step.
+    fn part(&self) -> u64 {
+        ((self.peak.0 - self.floor.0) / GRID / 512 * 512).max(512)
+    }
+}
+
+/// The graph's and the planner's number, the effort, host memory and the link's rates, target.
+type Key = (usize, usize, Effort, [u64; 5], u64);
+
+/// How a plan was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Effort {
+    Full,
+    Once,
+    Unplanned,
+    Least,
+}
 
 /// A plan, shared by equal jobs, or why there is none.
 pub(crate) type Step = Result<Arc<Planned>, Box<Infeasible>>;
 
 impl Memo {
-    /// For a caller who plans hundreds of times. Targets are rounded down to a grid of `STEPS`
-    /// parts between a job's floor and peak, and link rates to a grid of their own, so that most
-    /// plans are found again. Least plans are made with little effort, and ways of planning are
-    /// compared over short rounds.
+    /// For a caller who plans hundreds of times. Targets are rounded down to a grid of `GRID` parts
+    /// between a job's floor and peak, and link rates and parts of the host memory to grids of
+    /// their own, so that most plans are found again. Least plans are made with little effort, and
+    /// ways of planning are compared over short rounds.
     #[must_use]
-    pub const fn for_many() -> Self {
-        Self { made: BTreeMap::new(), on_device: BTreeMap::new(), coarse: Some(BTreeMap::new()) }
+    pub fn for_many() -> Self {
+        Self { coarse: true, ..Self::default() }
     }
 
     pub(super) const fn is_coarse(&self) -> bool {
-        self.coarse.is_some()
+        self.coarse
+    }
+
+    /// How many plans of single jobs were made.
+    #[must_use]
+    pub fn made(&self) -> usize {
+        self.made.len()
     }
 
     /// A link's rate on the grid, in thousandths: each is four fifths of the one above.
     pub(super) const fn rate(&self, part: u64) -> u64 {
-        if !self.is_coarse() {
+        if !self.coarse {
             return part;
         }
         let mut rate = 1000;
@@ -52,17 +97,48 @@ impl Memo {
         rate
     }
 
+    /// A part of the host memory on the grid: each is half of the one above.
+    pub(super) const fn pinned(&self, part: Bytes, whole: Bytes) -> Bytes {
+        let mut rounded = if self.coarse { whole } else { part };
+        while rounded.0 > part.0 {
+            rounded.0 = rounded.0 / 1024 * 512;
+        }
+        rounded
+    }
+
+    /// What is known of a job on this device.
+    pub(super) fn known(&mut self, job: &Job<'_>, device: &Profile) -> Known {
+        self.of(&job.file.1, job.graph, job.latencies, device)
+    }
+
+    fn of(&mut self, hash: &str, graph: &Graph, latencies: &[Latency], device: &Profile) -> Known {
+        if let Some(known) = self.known.get(hash) {
+            return *known;
+        }
+        let liveness = Liveness::of(graph);
+        let known = Known {
+            number: self.known.len(),
+            peak: liveness.peak,
+            floor: liveness.floor,
+            utilisation: roofline::utilisation(&graph.operators, latencies, device),
+            own: latencies.iter().map(|latency| latency.time).sum(),
+        };
+        self.known.insert(hash.to_owned(), known);
+        known
+    }
+
+    fn of_request(&mut self, request: &Request<'_>) -> Known {
+        self.of(&request.file.1, request.graph, request.latencies, request.device)
+    }
+
     /// A target on the grid, which begins at the job's floor.
     fn rounded<'r>(&mut self, request: &Request<'r>) -> Request<'r> {
         let mut request = request.clone();
-        if let Some(known) = &mut self.coarse {
-            let (peak, floor) = *known.entry(request.file.1.clone()).or_insert_with(|| {
-                let liveness = Liveness::of(request.graph);
-                (liveness.peak, liveness.floor)
-            });
-            let part = ((peak.0 - floor.0) / STEPS / 512 * 512).max(512);
-            let above = request.budget.0.saturating_sub(floor.0) / part * part;
-            request.budget = request.budget.min(floor + Bytes(above));
+        if self.coarse {
+            let known = self.of_request(&request);
+            let above =
+                request.budget.0.saturating_sub(known.floor.0) / known.part() * known.part();
+            request.budget = request.budget.min(known.floor + Bytes(above));
         }
         request
     }
@@ -70,29 +146,45 @@ impl Memo {
     /// The plan within the request's budget.
     pub(crate) fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
         let request = &self.rounded(request);
-        self.keep(request, "", |request| budget::within(request, None))
+        self.keep(request, Effort::Full, |request| budget::within(request, None))
     }
 
     /// The plan made with little effort.
     pub(super) fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
         let request = &self.rounded(request);
-        self.keep(request, "once", budget::once)
+        self.keep(request, Effort::Once, budget::once)
     }
 
     /// The plan without events.
     pub(crate) fn unplanned(&mut self, request: &Request<'_>) -> Result<Arc<Planned>, PlanError> {
         let request = Request { budget: Bytes::ZERO, ..request.clone() };
-        self.keep(&request, "unplanned", budget::unplanned)?.map_err(PlanError::Infeasible)
+        let made = self.keep(&request, Effort::Unplanned, budget::unplanned)?;
+        made.map_err(PlanError::Infeasible)
     }
 
     /// The plan with the smallest arena found below `most`; the result depends on `most`.
     pub(crate) fn least(&mut self, request: &Request<'_>, most: Bytes) -> Result<Step, PlanError> {
         let mut request = Request { budget: most, ..request.clone() };
-        if self.is_coarse() {
+        if self.coarse {
             request.budget = self.unplanned(&request)?.plan.figures.arena_bytes;
             request.method = request.method.sketch();
         }
-        self.keep(&request, "least", budget::minimum)
+        self.keep(&request, Effort::Least, budget::minimum)
+    }
+
+    /// The lowest plan on the grid that takes little effort.
+    pub(super) fn lowest(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+        let known = self.of_request(request);
+        let method = request.method.sketch();
+        let mut target = known.floor.0;
+        loop {
+            let budget = Bytes(target);
+            let step = self.once(&Request { budget, method: method.clone(), ..request.clone() })?;
+            if step.is_ok() || target >= known.peak.0 {
+                return Ok(step);
+            }
+            target += known.part();
+        }
     }
 
     /// A plan made for a slower link, with its figures on the request's device.
@@ -110,11 +202,18 @@ impl Memo {
         Ok(made)
     }
 
+    fn method(&mut self, method: &Method) -> usize {
+        self.methods.iter().position(|known| known == method).unwrap_or_else(|| {
+            self.methods.push(method.clone());
+            self.methods.len() - 1
+        })
+    }
+
     /// Returns the result of `make` for a request, which is called once.
     fn keep(
         &mut self,
         request: &Request<'_>,
-        how: &str,
+        effort: Effort,
         make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>,
     ) -> Result<Step, PlanError> {
         let link = &request.device.link;
@@ -125,8 +224,8 @@ impl Memo {
             link.h2d_contended,
             link.d2h_contended,
         ];
-        let key =
-            (request.file.1.clone(), format!("{:?} {how}", request.method), seen, request.budget.0);
+        let (graph, method) = (self.of_request(request).number, self.method(&request.method));
+        let key = (graph, method, effort, seen, request.budget.0);
         if let Some(known) = self.made.get(&key) {
             return Ok(known.clone());
         }

@@ -11,10 +11,9 @@
 
 use std::sync::Arc;
 
-use super::{Infeasible, Job, Jobs, Memo, PlanError, Together, aware, join, shares};
+use super::{Infeasible, Job, Jobs, Made, Memo, PlanError, aware, by_peak, shares};
 use crate::budget;
 use crate::device::Profile;
-use crate::job::liveness::Liveness;
 use crate::method::Method;
 use crate::planner::Given;
 use crate::tensile;
@@ -30,27 +29,25 @@ pub fn is_static(method: &Method) -> bool {
 }
 
 /// The plan of all jobs within the budget; `None` where the planners are others.
-pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Option<Result<Together, PlanError>> {
+pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Option<Result<Made, PlanError>> {
     let all = |is: fn(&Method) -> bool| jobs.jobs.iter().all(|job| is(&job.method));
     let several = jobs.jobs.len() > 1;
     if all(is_static) {
         return Some(each(jobs, memo, &vec![jobs.budget; jobs.jobs.len()]));
     }
     if several && all(|method| matches!(method, Method::Capuchin(_))) {
-        return Some(each(jobs, memo, &aware::even(jobs)));
+        let even = by_peak(jobs, jobs.budget, memo);
+        return Some(each(jobs, memo, &even));
     }
-    several.then(|| options(jobs)).flatten().map(|options| tensile(jobs, options))
+    several.then(|| options(jobs)).flatten().map(|options| tensile(jobs, memo, options))
 }
 
 /// TENSILE's plan of all jobs with the smallest arena that its search reaches; `None` where the
 /// planners are others.
-pub(super) fn least(jobs: &Jobs<'_>) -> Option<Result<Together, PlanError>> {
+pub(super) fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Option<Result<Made, PlanError>> {
     let several = jobs.jobs.len() > 1;
     let options = several.then(|| options(jobs)).flatten()?;
-    Some(attempt(jobs, &shares(jobs), &options, 0).map(|(_, mut together)| {
-        together.plan.budget = together.plan.figures.arena_bytes;
-        together
-    }))
+    Some(attempt(jobs, &shares(jobs, memo), &options, 0).map(|(_, made)| made))
 }
 
 /// TENSILE's switches for each job.
@@ -63,8 +60,8 @@ fn options(jobs: &Jobs<'_>) -> Option<Vec<tensile::Options>> {
 }
 
 /// Each job by itself within its part.
-fn each(jobs: &Jobs<'_>, memo: &mut Memo, within: &[Bytes]) -> Result<Together, PlanError> {
-    let devices = shares(jobs);
+fn each(jobs: &Jobs<'_>, memo: &mut Memo, within: &[Bytes]) -> Result<Made, PlanError> {
+    let devices = shares(jobs, memo);
     let mut parts = Vec::with_capacity(within.len());
     for (index, (job, device)) in jobs.jobs.iter().zip(&devices).enumerate() {
         let request = job.request(device, within[index], jobs);
@@ -82,39 +79,39 @@ fn each(jobs: &Jobs<'_>, memo: &mut Memo, within: &[Bytes]) -> Result<Together, 
                     / u128::from(within[index].0.max(1));
                 no.lowest = Bytes(u64::try_from(whole).unwrap_or(u64::MAX)).max(no.lowest);
                 no.blocked = format!("job {index} (`{}`): {}", job.graph.name, no.blocked);
-                (no.budget, no.floor) = (jobs.budget, floor(jobs));
+                (no.budget, no.floor) = (jobs.budget, floor(jobs, memo));
                 no.lowest = no.lowest.max(no.floor);
                 return Err(PlanError::Infeasible(no));
             }
         }
     }
-    fits(jobs, join(jobs, aware::by_priority(jobs, parts)))
-}
-
-fn fits(jobs: &Jobs<'_>, together: Together) -> Result<Together, PlanError> {
-    let arena = together.plan.figures.arena_bytes;
-    if arena <= jobs.budget {
-        return Ok(together);
+    let made = Made::of(aware::by_priority(jobs, parts));
+    if made.arena() <= jobs.budget {
+        return Ok(made);
     }
-    Err(refusal(jobs, arena))
+    Err(refusal(jobs, memo, made.arena()))
 }
 
-fn floor(jobs: &Jobs<'_>) -> Bytes {
-    jobs.jobs.iter().map(|job| Liveness::of(job.graph).floor).sum()
+fn floor(jobs: &Jobs<'_>, memo: &mut Memo) -> Bytes {
+    jobs.jobs.iter().map(|job| memo.known(job, jobs.device).floor).sum()
 }
 
-fn refusal(jobs: &Jobs<'_>, lowest: Bytes) -> PlanError {
+fn refusal(jobs: &Jobs<'_>, memo: &mut Memo, lowest: Bytes) -> PlanError {
     PlanError::Infeasible(Box::new(Infeasible {
         budget: jobs.budget,
-        floor: floor(jobs),
+        floor: floor(jobs, memo),
         lowest,
         blocked: format!("the jobs' plans take {lowest} together"),
     }))
 }
 
 /// TENSILE's plan of all jobs: the target is lowered until the arenas fit.
-fn tensile(jobs: &Jobs<'_>, options: Vec<tensile::Options>) -> Result<Together, PlanError> {
-    let devices = shares(jobs);
+fn tensile(
+    jobs: &Jobs<'_>,
+    memo: &mut Memo,
+    options: Vec<tensile::Options>,
+) -> Result<Made, PlanError> {
+    let devices = shares(jobs, memo);
     let budget = jobs.budget.0 / 512 * 512;
     // Plans without early and late copies are easier to place.
     let narrow = |of: &tensile::Options| tensile::Options { prefetch: false, ..of.clone() };
@@ -123,10 +120,10 @@ fn tensile(jobs: &Jobs<'_>, options: Vec<tensile::Options>) -> Result<Together, 
     for options in [&options, &narrow] {
         let mut target = budget;
         for time in 0..TIGHTENINGS {
-            let (peak, together) = attempt(jobs, &devices, options, target)?;
-            let arena = together.plan.figures.arena_bytes;
+            let (peak, made) = attempt(jobs, &devices, options, target)?;
+            let arena = made.arena();
             if arena.0 <= budget {
-                return Ok(together);
+                return Ok(made);
             }
             lowest = lowest.min(arena);
             let step = (arena.0 - budget) + ((budget / 1024) << time.min(6)).max(512);
@@ -136,7 +133,7 @@ fn tensile(jobs: &Jobs<'_>, options: Vec<tensile::Options>) -> Result<Together, 
             target = (target - step) / 512 * 512;
         }
     }
-    Err(refusal(jobs, lowest))
+    Err(refusal(jobs, memo, lowest))
 }
 
 /// One search for a sum of peaks, with that sum, placed.
@@ -145,7 +142,7 @@ fn attempt<'a>(
     devices: &'a [Profile],
     options: &[tensile::Options],
     target: u64,
-) -> Result<(Bytes, Together), PlanError> {
+) -> Result<(Bytes, Made), PlanError> {
     let given = |(job, device): (&Job<'a>, &'a Profile)| Given {
         graph: job.graph,
         latencies: job.latencies,
@@ -162,5 +159,5 @@ fn attempt<'a>(
         let request = job.request(device, jobs.budget, jobs);
         parts.push(Arc::new(budget::written(&request, decision.emitted)?));
     }
-    Ok((Bytes(peak), join(jobs, aware::by_priority(jobs, parts))))
+    Ok((Bytes(peak), Made::of(aware::by_priority(jobs, parts))))
 }

@@ -87,7 +87,7 @@ fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> 
         return best.ok_or_else(|| none(jobs, None, u64::MAX));
     }
     let mut lowest = u64::MAX;
-    for devices in [vec![jobs.device.clone(); jobs.jobs.len()], global::shares(jobs)] {
+    for devices in [vec![jobs.device.clone(); jobs.jobs.len()], global::shares(jobs, memo)] {
         let options = Options::new(jobs, &devices, best.is_none(), memo)?;
         let pinned = options.search(&mut best, &mut lowest)?;
         if !pinned {
@@ -104,7 +104,7 @@ fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> 
 pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
     let memo = &mut Memo::default();
     let apart = global::minimum_with(jobs, memo)?.plan.figures.arena_bytes;
-    let devices = global::shares(jobs);
+    let devices = global::shares(jobs, memo);
     let shared = Options::new(jobs, &devices, true, memo)?.least()?;
     let mut made = make_with(
         &Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() },

@@ -82,7 +82,7 @@ impl Place<'_> {
                 let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph.clone()).collect();
                 return checked(&made, &graphs).map(|()| made.jobs);
             }
-            (false, false) => global::make(&jobs).map(|made| made.parts),
+            (false, false) => global::parts_with(&jobs, &mut Memo::default()),
             (true, _) => lane(&jobs),
         };
         let mut plans = Vec::with_capacity(jobs.jobs.len());
@@ -132,7 +132,7 @@ fn lane(jobs: &Jobs<'_>) -> Parts {
     };
     let mut make = |budget: u64| -> Parts {
         let asked = Jobs { budget: Bytes(budget), ..jobs.clone() };
-        global::make_with(&asked, &mut memo).map(|made| made.parts)
+        global::parts_with(&asked, &mut memo)
     };
     let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph).collect();
     // Fragments may need a little more than the peaks.

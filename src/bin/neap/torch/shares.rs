@@ -1,10 +1,10 @@
 //! How scripts that share one GPU divide its memory.
 //!
-//! All scripts whose iterations are known are planned together ([`global::make_with`]), by swapping
-//! alone. A script's share is its part of that plan's arena, with the bytes that are left over
-//! divided in proportion. The script itself fills its share: only it knows what PyTorch can carry
-//! out, and what can be computed again. A script that runs by a plan made before has the share that
-//! it was made for.
+//! All scripts whose iterations are known are planned together ([`global::parts_with`]), by
+//! swapping alone. A script's share is its part of that plan's arena, with the bytes that are left
+//! over divided in proportion. The script itself fills its share: only it knows what PyTorch can
+//! carry out, and what can be computed again. A script that runs by a plan made before has the
+//! share that it was made for.
 //!
 //! Nothing is promised twice: a script that has to give bytes up holds them until it says that it
 //! has, and only then another one gets them.
@@ -194,10 +194,10 @@ impl Shares {
         if jobs.len() > 1 {
             let recorded_options = BTreeMap::new();
             let asked = Jobs { jobs, device: &self.device, budget: free, recorded_options };
-            match global::make_with(&asked, &mut self.memo) {
-                Ok(made) => {
+            match global::parts_with(&asked, &mut self.memo) {
+                Ok(parts) => {
                     let arena = |part: &Arc<Planned>| part.plan.figures.arena_bytes.0.max(1);
-                    weights = made.parts.iter().map(arena).collect();
+                    weights = parts.iter().map(arena).collect();
                 }
                 Err(PlanError::Infeasible(no)) => note(&format!(
                     "neap: by swapping alone the scripts need {} together, more than {free}; \
