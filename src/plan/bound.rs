@@ -35,6 +35,14 @@
 //!   part by its bytes, and with such parts (rounded down) the bytes recomputed are at most those
 //!   of a fractional knapsack of size D.
 //!
+//! The plan is steady, and repeats with a period of at most T + D. What is used at all is used once
+//! a period at least, so no window is longer than a period, in whatever order. In it all copies in
+//! of S take place, and all copies out of those that are written. Where a copy is slower while both
+//! directions are busy, let a and b be the times that the copies in and out would then take: with x
+//! nanoseconds in which both are busy, y and z in which one is, and speeds up κ and λ times as high
+//! alone, a + b = 2x + κy + λz, at most max(2, κ, λ) · (T + D). So the bytes of S are at most a
+//! fractional knapsack of that size.
+//!
 //! So the bytes resident at τ without a plan, less both, are a lower bound on the peak. It is
 //! computed at the start, the middle and the end of operators, and it is never below the floor. Any
 //! set of operators gives a valid bound. Of a long job, the highest operator in each of `PARTS`
@@ -58,8 +66,9 @@
 //! Cost: O(tensors · log) for each operator that is tried, and a few dozen times that for a bound
 //! on time.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+mod moment;
+
+use moment::{Copied, Moment, Recomputed, denser, rank};
 
 use super::residency::{Lifetime, Residencies};
 use crate::contract::Latency;
@@ -89,6 +98,10 @@ pub struct Bounds<'a> {
     /// For each tensor, the shortest time of its copies.
     back: Vec<u64>,
     out: Vec<u64>,
+    /// For each tensor, its copies' times while both directions are busy.
+    busy: Vec<(u64, u64)>,
+    /// The most of such time that fits into a nanosecond, in 1024ths.
+    capacity: u64,
     /// For each operator, the shortest time to run it again; `None` if it may not run again.
     again: Vec<Option<u64>>,
     /// For each tensor, the slots outside of which it can't be away.
@@ -185,6 +198,22 @@ impl<'a> Bounds<'a> {
                 .clamp(1, u64::MAX / 4)
         };
         let copies = |direction| graph.tensors.iter().map(|t| least(direction, t.bytes)).collect();
+        let slow = |direction, bytes: Bytes| {
+            let time =
+                work(link, direction, bytes) / u128::from(rate(link, direction, true).max(1));
+            u64::try_from(time).unwrap_or(u64::MAX / 4).min(u64::MAX / 4)
+        };
+        let busy = graph
+            .tensors
+            .iter()
+            .map(|t| (slow(Direction::H2d, t.bytes), slow(Direction::D2h, t.bytes)))
+            .collect();
+        let faster = |direction| {
+            let alone = u128::from(rate(link, direction, false)) * 1024;
+            let times = alone.div_ceil(u128::from(rate(link, direction, true).max(1)));
+            u64::try_from(times).unwrap_or(u64::MAX)
+        };
+        let capacity = faster(Direction::H2d).max(faster(Direction::D2h)).max(2048);
         let again = graph
             .operators
             .iter()
@@ -220,6 +249,8 @@ impl<'a> Bounds<'a> {
             starts,
             back: copies(Direction::H2d),
             out: copies(Direction::D2h),
+            busy,
+            capacity,
             again,
             parts,
             floor,
@@ -326,7 +357,7 @@ impl<'a> Bounds<'a> {
     fn moment(&self, q: u32) -> Moment {
         let (now, total) = (self.starts[q as usize], self.total());
         let slot = 2 * q + 1;
-        let mut moment = Moment::default();
+        let mut moment = Moment { period: total, width: self.capacity, ..Moment::default() };
         // For recomputing: the writers of each tensor, whose time is shared among their tensors.
         let mut shared: Vec<(u64, &[u32])> = Vec::new();
         let mut wanted = vec![0u64; self.again.len()];
@@ -365,6 +396,8 @@ impl<'a> Bounds<'a> {
             };
             let (bytes, back, out) = (lifetime.bytes, self.back[index], self.out[index]);
             moment.all += bytes;
+            let (comes, leaves) = self.busy[index];
+            moment.copied.push((bytes, comes + since.map_or(0, |_| leaves)));
             moment.back.push(Copied {
                 rank: 0,
                 bytes,
@@ -401,6 +434,7 @@ impl<'a> Bounds<'a> {
         }
         rank(&mut moment.back);
         rank(&mut moment.out);
+        moment.copied.sort_unstable_by(|a, b| denser(b.0, b.1, a.0, a.1).then(a.cmp(b)));
         for (bytes, writers) in shared {
             let latency = |w: &u32| self.again[*w as usize].unwrap_or(0);
             let part = |w: &u32| {
@@ -446,153 +480,4 @@ impl Part {
     fn operators(self) -> impl Iterator<Item = u32> {
         (self.from..self.until).filter(move |&q| q != self.highest)
     }
-}
-
-/// A copy that lets a tensor be away.
-#[derive(Clone, Copy, Debug)]
-struct Copied {
-    /// Its rank by density (bytes per nanosecond); 0 is the densest.
-    rank: u32,
-    bytes: u64,
-    /// Its time, and its window at the operator's start without any waiting.
-    time: u64,
-    window: u64,
-    /// It may leave in pieces.
-    loose: bool,
-    /// Window and time of the copy of the same tensor in the other direction.
-    other: Option<(u64, u64)>,
-}
-
-/// A tensor that may be recomputed: its share of its writers' time, and the longest of these
-/// operators.
-#[derive(Clone, Copy, Debug)]
-struct Recomputed {
-    bytes: u64,
-    cost: u64,
-    longest: u64,
-}
-
-/// The tensors that may be away during an operator.
-#[derive(Clone, Debug, Default)]
-struct Moment {
-    /// Copies in, and copies out of the tensors that need one, each sorted by window.
-    back: Vec<Copied>,
-    out: Vec<Copied>,
-    /// Copies in of the tensors that need no copy out.
-    clean: Vec<Copied>,
-    /// Tensors that may be recomputed, by falling bytes per nanosecond.
-    recompute: Vec<Recomputed>,
-    /// Sum of the bytes that may be away.
-    all: u64,
-}
-
-impl Moment {
-    /// The most bytes that can be away `offset` into the operator if the iteration takes `added`
-    /// longer.
-    fn away(&self, added: u64, offset: u64) -> u64 {
-        // Later instants leave less of the window to copies in and more to copies out.
-        let room_back = |window: u64| (window - offset).saturating_add(added);
-        let room_out = |window: u64| (window + offset).saturating_add(added);
-        let in_time = |c: &Copied| {
-            c.loose
-                || c.time <= room_back(c.window)
-                    && c.other.is_none_or(|(window, time)| time <= room_out(window))
-        };
-        let out_in_time = |c: &Copied| {
-            c.loose
-                || c.time <= room_out(c.window)
-                    && c.other.is_none_or(|(window, time)| time <= room_back(window))
-        };
-        let back = most(&self.back, in_time, room_back);
-        let clean: u64 = self.clean.iter().filter(|c| in_time(c)).map(|c| c.bytes).sum();
-        let out = clean + most(&self.out, out_in_time, room_out);
-        self.all.min(back.min(out) + self.recomputed(added))
-    }
-
-    fn recomputed(&self, added: u64) -> u64 {
-        let (mut left, mut bytes) = (added, 0);
-        for item in self.recompute.iter().filter(|r| r.longest <= added) {
-            if item.cost > left {
-                return bytes + share(item.bytes, left, item.cost);
-            }
-            left -= item.cost;
-            bytes += item.bytes;
-        }
-        bytes
-    }
-}
-
-/// `bytes · part / whole`, rounded up.
-fn share(bytes: u64, part: u64, whole: u64) -> u64 {
-    u64::try_from((u128::from(bytes) * u128::from(part)).div_ceil(u128::from(whole.max(1))))
-        .unwrap_or(bytes)
-}
-
-/// Compares densities in bytes per nanosecond.
-fn denser(bytes_a: u64, time_a: u64, bytes_b: u64, time_b: u64) -> Ordering {
-    (u128::from(bytes_a) * u128::from(time_b)).cmp(&(u128::from(bytes_b) * u128::from(time_a)))
-}
-
-/// Sorts copies by window, and ranks them by density.
-fn rank(copies: &mut [Copied]) {
-    copies.sort_unstable_by_key(|c| c.window);
-    let mut order: Vec<(u64, u64, u32)> =
-        (0u32..).zip(&*copies).map(|(at, c)| (c.bytes, c.time, at)).collect();
-    order.sort_unstable_by(|a, b| denser(b.0, b.1, a.0, a.1));
-    let (mut rank, mut last) = (0, order.first().map_or((0, 0), |o| (o.0, o.1)));
-    for (bytes, time, at) in order {
-        rank += u32::from(denser(bytes, time, last.0, last.1).is_ne());
-        last = (bytes, time);
-        copies[at as usize].rank = rank;
-    }
-}
-
-/// A chosen copy by rank and position. The heap's first is the least dense.
-struct LeastDense(u32, u32);
-
-impl Ord for LeastDense {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.cmp(&other.0)
-    }
-}
-impl PartialOrd for LeastDense {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl PartialEq for LeastDense {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-impl Eq for LeastDense {}
-
-/// The most bytes of copies, sorted by window, that fit into their nested windows; rounded up.
-fn most(copies: &[Copied], fits: impl Fn(&Copied) -> bool, room: impl Fn(u64) -> u64) -> u64 {
-    let mut chosen: BinaryHeap<LeastDense> = BinaryHeap::with_capacity(copies.len());
-    // The part of each copy that is still chosen.
-    let mut left: Vec<u64> = copies.iter().map(|c| c.time).collect();
-    let mut taken: u128 = 0;
-    for (position, copy) in (0u32..).zip(copies).filter(|(_, copy)| fits(copy)) {
-        taken += u128::from(copy.time);
-        chosen.push(LeastDense(copy.rank, position));
-        let room = u128::from(room(copy.window));
-        while taken > room {
-            let Some(LeastDense(rank, position)) = chosen.pop() else { break };
-            let left = &mut left[position as usize];
-            let over = taken - room;
-            if over >= u128::from(*left) {
-                taken -= u128::from(*left);
-            } else {
-                *left -= u64::try_from(over).unwrap_or(*left);
-                taken = room;
-                chosen.push(LeastDense(rank, position));
-            }
-        }
-    }
-    let bytes = |LeastDense(_, position): LeastDense| {
-        let (copy, left) = (&copies[position as usize], left[position as usize]);
-        if left == copy.time { copy.bytes } else { share(copy.bytes, left, copy.time) }
-    };
-    chosen.into_iter().map(bytes).sum()
 }
