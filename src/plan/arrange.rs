@@ -106,8 +106,10 @@ pub fn make_for(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Arranged, PlanError> {
-    let Some(framework) = framework else { return in_all_orders(request, None) };
-    polished(request, for_allocator(request, framework)?)
+    match framework {
+        Some(framework) => for_allocator(request, framework),
+        None => in_all_orders(request, None),
+    }
 }
 
 /// The plan with single choices changed for the better, within what the allocator reserves.
@@ -131,6 +133,7 @@ fn for_allocator(request: &Request<'_>, framework: &Framework) -> Result<Arrange
     }
     match in_all_orders(request, Some(framework)) {
         Ok(made) => {
+            let made = polished(request, made)?;
             let quicker = fragments::quicker(request, framework, Some(&made))?;
             Ok(quicker.unwrap_or(made))
         }

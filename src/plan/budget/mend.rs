@@ -270,7 +270,11 @@ impl Search<'_> {
     }
 
     /// The decision as a plan, if it keeps within the budget and is quicker than the rival.
-    fn write(&self, emitted: Emitted, framework: &Framework) -> Result<Option<Planned>, PlanError> {
+    pub(super) fn write(
+        &self,
+        emitted: Emitted,
+        framework: &Framework,
+    ) -> Result<Option<Planned>, PlanError> {
         let request = self.request;
         let Ok(program) = Program::new(request.graph, request.latencies, &emitted.events) else {
             return Ok(None);

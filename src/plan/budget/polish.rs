@@ -89,7 +89,10 @@ pub(super) fn polish(
         |residencies| {
             let rival = best.run.iteration;
             let found = match &basis.framework {
-                Some(framework) => mended(request, liveness, residencies, framework, rival),
+                Some(framework) => {
+                    let mend = basis.options.mend;
+                    reserved(request, liveness, residencies, framework, rival, mend)
+                }
                 None => quicker(request, liveness, residencies, rival),
             };
             match found {
@@ -126,17 +129,22 @@ fn quicker(
     Ok((planned.run.iteration < rival).then_some(planned))
 }
 
-/// The same for a framework's allocator, mended where it would reserve too much.
-fn mended(
+/// The same for a framework's allocator, and mended where it would reserve too much if plans may
+/// be.
+fn reserved(
     request: &Request<'_>,
     liveness: &Liveness,
     residencies: &Residencies<'_>,
     framework: &Framework,
     rival: Nanos,
+    mend: bool,
 ) -> Result<Option<Planned>, PlanError> {
     let memory = &mut None;
     let search = Search::new(request, Some(framework), liveness, Some(rival), memory);
     let emitted = Decision::of(residencies, search.budget).emitted;
+    if !mend {
+        return search.write(emitted, framework);
+    }
     Ok(match search.mend(&emitted, framework)? {
         Mended::Fits(kept) => Some(kept.planned),
         Mended::Short(_) | Mended::Not => None,

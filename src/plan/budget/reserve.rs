@@ -33,7 +33,7 @@ const COARSE: u64 = 16;
 
 /// A plan that takes less time than `rival` and for which the framework's allocator reserves no
 /// more than the budget, if one is found among a number of targets that falls with the size of the
-/// graph.
+/// graph. With `mend`, plans are mended too where the planner's switch allows it.
 ///
 /// # Errors
 /// [`PlanError::Defect`] only.
@@ -41,12 +41,13 @@ pub(crate) fn quicker_for(
     request: &Request<'_>,
     framework: &Framework,
     rival: Nanos,
+    mend: bool,
 ) -> Result<Option<Planned>, PlanError> {
     let liveness = Liveness::of(request.graph);
     let memory = &mut None;
     let mut search = Search::new(request, Some(framework), &liveness, Some(rival), memory);
     search.brief = true;
-    search.nearby()
+    search.nearby(mend)
 }
 
 /// The same planner for tensors of at least these sizes: what is smaller stays, and does not lie
@@ -129,9 +130,11 @@ impl Search<'_> {
     /// of the plans at targets closely below the budget, as long as there are any that promise to
     /// be quicker. A large graph without a plan so far is planned as by [`Search::reserve`], and
     /// then by [`Search::only_large`].
-    fn nearby(&mut self) -> Result<Option<Planned>, PlanError> {
+    fn nearby(&mut self, mend: bool) -> Result<Option<Planned>, PlanError> {
         let mut fits = self.lowered(1, 0)?;
-        self.mended(&mut fits)?;
+        if mend {
+            self.mended(&mut fits)?;
+        }
         let operators = self.request.graph.framework().operators.len().max(1);
         if operators > FINE && fits.is_some() {
             return Ok(fits);
