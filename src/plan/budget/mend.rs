@@ -28,9 +28,12 @@ use crate::sim::reserved::{self, FIRST_BLOCK, Framework, Holder, Timeline};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 use requests::{Growth, Requests};
 
-/// Targets from which plans are mended, by how many parts of the budget they lie below it.
+/// Targets from which plans are mended, by how many parts of the budget they lie below it. The
+/// lower ones are for graphs of at most so many operators: in larger ones they gained nothing.
 const BELOW: [u64; 5] = [16, 12, 10, 8, 6];
+const FAR_BELOW: [u64; 3] = [48, 32, 24];
 const PARTS: u64 = 256;
+const OPERATORS: usize = 2000;
 
 /// When a plan is made anew, an operator seems to need this part of the budget more than was free.
 const MORE: u64 = 256;
@@ -85,20 +88,28 @@ impl Search<'_> {
             return Ok(());
         }
         let lingering = neap::Options { lingering: true, ..options.clone() };
-        for options in [Some(options), options.linger.then_some(&lingering)].into_iter().flatten() {
-            let mut memory = None;
-            for below in BELOW {
-                let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
-                self.mended_at(target, options, framework, &mut memory, fits)?;
+        let far = self.request.graph.framework().operators.len() <= OPERATORS;
+        for (growing, targets) in [(false, &BELOW[..]), (true, &FAR_BELOW)] {
+            if growing && !far {
+                break;
+            }
+            for options in [Some(options), options.linger.then_some(&lingering)] {
+                let Some(options) = options else { continue };
+                let mut memory = None;
+                for below in targets {
+                    let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
+                    self.mended_at((target, growing), options, framework, &mut memory, fits)?;
+                }
             }
         }
         Ok(())
     }
 
     /// Plans for a target until one can be mended, at most as often as there are steps of effort.
+    /// What an operator seems to need beyond what was free may be growing from plan to plan.
     fn mended_at(
         &mut self,
-        target: u64,
+        (target, growing): (u64, bool),
         options: &neap::Options,
         framework: &Framework,
         memory: &mut Memory,
@@ -107,7 +118,7 @@ impl Search<'_> {
         let request = self.request;
         let method = Method::Neap(options.clone());
         let mut graph = request.graph.clone();
-        for _ in 0..options.effort {
+        for turn in 1..=u64::from(options.effort) {
             let given = Given {
                 graph: &graph,
                 latencies: request.latencies,
@@ -129,7 +140,8 @@ impl Search<'_> {
                 }
                 Mended::Short(operator) => {
                     let free = target.saturating_sub(decided.loads[operator.index()]);
-                    let more = Bytes(free + self.budget / MORE).in_blocks();
+                    let parts = if growing { turn } else { 1 };
+                    let more = Bytes(free + self.budget / MORE * parts).in_blocks();
                     graph.operators[operator.index()].workspace += more;
                 }
                 Mended::Not => break,
