@@ -11,12 +11,12 @@ use neap::contract::{Latency, Plan, Window};
 use neap::device::{Profile, builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
-use neap::plan::global::{self, Job, Jobs};
 use neap::plan::overlap;
+use neap::plan::together::{self, Job, Jobs};
 use neap::plan::{Method, PlanError, Share};
+use neap::sim::beside::{Shared, WHOLE, Waited, Work};
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::program::{Begin, Program};
-use neap::sim::together::{Shared, WHOLE, Waited, Work};
 use neap::units::{Bytes, Nanos, OpId};
 
 fn plans() -> u64 {
@@ -198,7 +198,7 @@ fn planned_windows_are_held_in_turn() {
             Method::named("checkpoint").expect("a planner"),
         ];
         let method = &methods[random.below(methods.len())];
-        let unplanned = global::unplanned_peak(&site.graphs.iter().collect::<Vec<_>>());
+        let unplanned = together::unplanned_peak(&site.graphs.iter().collect::<Vec<_>>());
         let budget =
             Bytes(unplanned.0 * random.between(35, 105) as u64 / 100).min(site.device.available());
         let asked = site.jobs(method, budget);
@@ -219,7 +219,7 @@ fn planned_windows_are_held_in_turn() {
             plan.figures.arena_bytes <= plan.budget && (least || plan.budget <= budget),
             "seed {seed}"
         );
-        if least && let Ok(apart) = global::minimum(&asked) {
+        if least && let Ok(apart) = together::minimum(&asked) {
             assert!(
                 plan.budget <= apart.plan.budget,
                 "seed {seed}: {} with a window, {} without",
@@ -282,10 +282,10 @@ fn any_window_that_is_let_pass_is_safe() {
         let methods = ["tensile", "capuchin", "checkpoint"]
             .map(|name| Method::named(name).expect("a planner"));
         let method = &methods[random.below(methods.len())];
-        let unplanned = global::unplanned_peak(&site.graphs.iter().collect::<Vec<_>>());
+        let unplanned = together::unplanned_peak(&site.graphs.iter().collect::<Vec<_>>());
         let budget =
             Bytes(unplanned.0 * random.between(60, 110) as u64 / 100).min(site.device.available());
-        let Ok(together) = global::make(&site.jobs(method, budget)) else { continue };
+        let Ok(together) = together::make(&site.jobs(method, budget)) else { continue };
         let mut plan = together.plan.clone();
         let offset = plan.figures.arena_bytes;
         let bytes = together

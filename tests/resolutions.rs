@@ -4,8 +4,8 @@
 use crate::common::random::{self, Random};
 use neap::device::{Link, builtin, latency, roofline};
 use neap::job::json::sha256;
-use neap::plan::global::Job as Planned;
 use neap::plan::live::{Arrival, Conditions, Live};
+use neap::plan::together::Job as Planned;
 use neap::plan::{Method, Share};
 use neap::sim::share::engine::{Keep, simulate};
 use neap::sim::share::jobs::Job;

@@ -10,15 +10,15 @@ use neap::contract::check::check;
 use neap::device::{Latency, Profile, builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
-use neap::plan::global::{self, Job, Jobs, Memo, aware, limits};
 use neap::plan::live::{Arrival, Conditions, Live, Outcome};
+use neap::plan::together::{self, Job, Jobs, Memo, limits, ways};
 use neap::plan::{Method, PlanError, Share};
+use neap::sim::beside::{Shared, WHOLE, Work};
 use neap::sim::engine::{self, Durations};
-use neap::sim::joint::{self, Party};
 use neap::sim::noise::Noise;
 use neap::sim::program::{Direction, Program};
+use neap::sim::rounds::{self, Party};
 use neap::sim::share::policy::{self, Policy, Style};
-use neap::sim::together::{Shared, WHOLE, Work};
 use neap::units::{Bytes, Nanos};
 
 fn plans() -> u64 {
@@ -110,10 +110,13 @@ fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
         own: own(job),
     };
     let parties: Vec<Party<'_>> = (0..programs.len()).map(party).collect();
-    let round = joint::round(&parties, link).expect("no deadlock");
+    let round = rounds::round(&parties, link).expect("no deadlock");
     for course in &round.courses {
-        assert_eq!(joint::overlaps(&course.carried), 0, "seed {seed}: two copies at once");
-        assert!(course.runs.iter().all(|runs| runs.len() >= joint::ROUNDS as usize), "seed {seed}");
+        assert_eq!(rounds::overlaps(&course.carried), 0, "seed {seed}: two copies at once");
+        assert!(
+            course.runs.iter().all(|runs| runs.len() >= rounds::ROUNDS as usize),
+            "seed {seed}"
+        );
         assert!(
             course.runs.iter().flatten().all(|(start, run)| *start + run.iteration <= course.end),
             "seed {seed}"
@@ -159,20 +162,23 @@ fn random_jobs_together() {
         };
         let jobs: Vec<Job<'_>> =
             graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
-        let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let unplanned = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
         let budget =
             Bytes(unplanned.0 * random.between(45, 110) as u64 / 100).min(device.available());
         let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
-        let together =
-            match if random.once_in(8) { global::minimum(&asked) } else { global::make(&asked) } {
-                Ok(together) => together,
-                Err(PlanError::Infeasible(no)) => {
-                    assert!(no.lowest > budget && no.floor <= no.lowest, "seed {seed}: {no:?}");
-                    refused += 1;
-                    continue;
-                }
-                Err(defect) => panic!("seed {seed}: {defect}"),
-            };
+        let together = match if random.once_in(8) {
+            together::minimum(&asked)
+        } else {
+            together::make(&asked)
+        } {
+            Ok(together) => together,
+            Err(PlanError::Infeasible(no)) => {
+                assert!(no.lowest > budget && no.floor <= no.lowest, "seed {seed}: {no:?}");
+                refused += 1;
+                continue;
+            }
+            Err(defect) => panic!("seed {seed}: {defect}"),
+        };
         let plan = &together.plan;
         let proof = check(plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
         assert!(plan.figures.arena_bytes <= plan.budget, "seed {seed}");
@@ -211,7 +217,7 @@ fn jobs_planned_for_each_other() {
         (device.link.d2h, device.link.h2d_contended, device.link.d2h_contended) =
             (device.link.h2d, device.link.h2d / 2, device.link.h2d / 2);
         let (graphs, latencies) = random_graphs(&mut random, &device, (2, 4));
-        let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let unplanned = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
         let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
         let rounds: Vec<Option<Nanos>> = [true, false]
             .into_iter()
@@ -232,7 +238,7 @@ fn jobs_planned_for_each_other() {
                     graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
                 let asked =
                     Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
-                let together = match global::make(&asked) {
+                let together = match together::make(&asked) {
                     Ok(together) => together,
                     Err(PlanError::Infeasible(_)) => return None,
                     Err(defect) => panic!("seed {seed}: {defect}"),
@@ -241,7 +247,7 @@ fn jobs_planned_for_each_other() {
                 check(&together.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
                 let programs: Vec<&Program> =
                     together.parts.iter().map(|part| &part.program).collect();
-                Some(aware::round(&asked, &programs).expect("no deadlock").time)
+                Some(ways::round(&asked, &programs).expect("no deadlock").time)
             })
             .collect();
         let [ours, alone] = rounds[..] else { unreachable!() };
@@ -278,7 +284,7 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
         let mut random = Random(seed ^ 0x11a17);
         let device = builtin::find("host").expect("built in");
         let (graphs, latencies) = random_graphs(&mut random, &device, (2, 3));
-        let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let unplanned = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
         let planners = ["neap", "tensile"];
         let method = Method::named(planners[random.below(2)]).expect("a planner");
         let job = |(graph, latencies)| Job {
@@ -292,7 +298,7 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
         let jobs = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
         let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
         let mut asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
-        let Ok(free) = global::make(&asked) else { continue };
+        let Ok(free) = together::make(&asked) else { continue };
         let parts = limits::swap_parts(&free.parts);
         let Some((most, part)) = parts.iter().enumerate().max_by_key(|(_, part)| **part) else {
             continue;
@@ -302,7 +308,7 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
         }
         let limit = Share::of_thousandths(part.thousandths() * random.between(40, 95) as u32 / 100);
         asked.jobs[most].swap_limit = limit;
-        match global::make(&asked) {
+        match together::make(&asked) {
             Ok(held) => {
                 check(&held.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
                 let now = limits::swap_parts(&held.parts)[most];
@@ -330,7 +336,7 @@ fn twelve_and_twenty_jobs_are_planned_together() {
         let device = builtin::find("host").expect("built in");
         let count = if random.once_in(2) { 12 } else { 20 };
         let (graphs, latencies) = random_graphs(&mut random, &device, (count, count));
-        let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let unplanned = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
         let job = |(graph, latencies)| Job {
             graph,
             file: (String::new(), sha256(graph)),
@@ -343,7 +349,7 @@ fn twelve_and_twenty_jobs_are_planned_together() {
             graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
         let budget = Bytes(unplanned.0 * 7 / 10);
         let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
-        let made = match global::make(&asked) {
+        let made = match together::make(&asked) {
             Ok(made) => made,
             Err(PlanError::Infeasible(_)) => continue,
             Err(defect) => panic!("seed {seed}: {defect}"),
@@ -391,10 +397,10 @@ fn priority_holds_through_any_number_of_replans() {
             let asked = Jobs {
                 jobs: present.clone(),
                 device: &device,
-                budget: Bytes(global::unplanned_peak(&all).0 * share / 100),
+                budget: Bytes(together::unplanned_peak(&all).0 * share / 100),
                 recorded_options: BTreeMap::new(),
             };
-            let together = match global::make_with(&asked, &mut memo) {
+            let together = match together::make_with(&asked, &mut memo) {
                 Ok(together) => together,
                 Err(PlanError::Infeasible(_)) => continue,
                 Err(defect) => panic!("seed {seed}: {defect}"),
@@ -422,7 +428,7 @@ fn many_times_as_many_jobs_need_few_more_plans() {
     let mut random = Random(first ^ 0xf10d);
     let device = builtin::find("host").expect("built in");
     let (graphs, latencies) = random_graphs(&mut random, &device, (3, 3));
-    let peak = |graph| global::unplanned_peak(&[graph]).0;
+    let peak = |graph| together::unplanned_peak(&[graph]).0;
     let budget = Bytes(graphs.iter().map(peak).max().unwrap_or(0) * 4);
     for policy in ["pack", "neap"] {
         let conditions =
@@ -475,7 +481,7 @@ fn random_jobs_come_and_go() {
         let device = builtin::find("host").expect("built in");
         let (graphs, latencies) = random_graphs(&mut random, &device, (2, 5));
         let largest =
-            graphs.iter().map(|graph| global::unplanned_peak(&[graph]).0).max().unwrap_or(0);
+            graphs.iter().map(|graph| together::unplanned_peak(&[graph]).0).max().unwrap_or(0);
         let budget = Bytes(largest * random.between(60, 250) as u64 / 100);
         let mut at = 0;
         let mut arrivals = Vec::new();

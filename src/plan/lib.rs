@@ -20,7 +20,6 @@ pub mod clock;
 pub mod dtr;
 pub mod emit;
 pub mod explain;
-pub mod global;
 pub mod live;
 pub mod load;
 pub mod method;
@@ -36,6 +35,7 @@ pub mod robust;
 pub mod share;
 pub mod tensile;
 pub mod timetable;
+pub mod together;
 pub mod vdnn;
 
 pub use budget::{

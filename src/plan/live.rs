@@ -2,8 +2,8 @@
 //! takes up its new plan at an iteration boundary.
 //!
 //! In the paper's terms (TENSILE, its architecture figure), the *controller* is [`Live::run`],
-//! which sees launches and ends. The *scheduler* is [`super::global`]. Executors and the swap
-//! executor are [`crate::sim::together`]. The persistent memory of a job is what is resident at the
+//! which sees launches and ends. The *scheduler* is [`super::together`]. Executors and the swap
+//! executor are [`crate::sim::beside`]. The persistent memory of a job is what is resident at the
 //! end of its iteration. A new plan moves a job to its new sub-arena between two iterations. That
 //! takes the time to move its persistent memory within the device, and the time of the copies of
 //! tensors that the two plans keep in different memories.
@@ -19,7 +19,7 @@
 //!
 //! A launch loads the tensors that start on the device, alone on the link. Host slots change at the
 //! same boundary as the sub-arena. A job that can't be planned beside the others waits in line,
-//! in the policy's order, and the result says what it waits for. Cost: one [`super::global`] plan
+//! in the policy's order, and the result says what it waits for. Cost: one [`super::together`] plan
 //! for each launch or end.
 
 mod seat;
@@ -32,16 +32,16 @@ use std::sync::Arc;
 use seat::{Part, Seat, moving};
 
 use super::budget::{self, PlanError, Planned, Request};
-use super::global::{self, Job, Jobs, Memo, limits};
 use super::share::Share;
+use super::together::{self, Job, Jobs, Memo, limits};
 use crate::device::latency::{Table, latencies};
 use crate::device::{Profile, roofline};
 use crate::job::arrange::{ArrangeError, arrange};
+use crate::sim::beside::{Carried, Shared, Work};
 use crate::sim::engine::{Deadlock, Durations};
 use crate::sim::noise::Noise;
 use crate::sim::share::mechanism::Settings;
 use crate::sim::share::policy::{Facts, Pack, Policy, Style};
-use crate::sim::together::{Carried, Shared, Work};
 use crate::units::{Bytes, Nanos};
 
 /// A job, when it is submitted and how many iterations it runs.
@@ -394,9 +394,10 @@ impl<'a> Live<'a> {
     fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
         // So many jobs are not planned for each other, so this is the result of
-        // [`global::parts_with`] without the cost of calling it at each launch and end.
-        let policies = |index: &usize| global::papers::is_static(&self.arrivals[*index].job.method);
-        if indices.len() > global::aware::FEW
+        // [`together::parts_with`] without the cost of calling it at each launch and end.
+        let policies =
+            |index: &usize| together::papers::is_static(&self.arrivals[*index].job.method);
+        if indices.len() > together::ways::FEW
             && !indices.iter().all(policies)
             && let Some(all) = self.all_unplanned(&indices)?
         {
@@ -417,7 +418,7 @@ impl<'a> Live<'a> {
             budget: self.budget,
             recorded_options: BTreeMap::new(),
         };
-        let parts = match global::parts_with(&asked, &mut self.memo) {
+        let parts = match together::parts_with(&asked, &mut self.memo) {
             Ok(parts) => parts,
             Err(PlanError::Infeasible(no)) => {
                 return Ok(Some(format!(

@@ -3,7 +3,7 @@
 //!
 //! It follows the rules of [`crate::contract::plan`], "What a plan means". Time is counted in
 //! integer nanoseconds and a copy's progress in exact work units. At one instant, ends come before
-//! starts. A run costs O((steps + copies) · log). [`super::together`] runs several jobs on one
+//! starts. A run costs O((steps + copies) · log). [`super::beside`] runs several jobs on one
 //! device.
 
 use super::player::{ALONE, Player};

@@ -1,7 +1,7 @@
 //! One job on a device: which of its steps and copies may start, and when each ran.
 //!
 //! The rules are those of [`crate::contract::plan`], "What a plan means". Time and the link's rates
-//! belong to the device: [`super::engine`] runs one job alone on a device, [`super::together`]
+//! belong to the device: [`super::engine`] runs one job alone on a device, [`super::beside`]
 //! several jobs on one.
 
 use std::ops::Deref;

@@ -1,6 +1,6 @@
 //! The times of one run: durations in, start, end and waiting times out, and the link's rates.
 //!
-//! The event loops ([`super::engine`], [`super::together`]) and the job that they drive
+//! The event loops ([`super::engine`], [`super::beside`]) and the job that they drive
 //! ([`super::player`]) share these types.
 
 use super::program::{Direction, Program};

@@ -1,7 +1,7 @@
 //! The window that jobs hold in turn: which steps and swap-ins of a job need it, when the job may
 //! let go of it, and which job holds it next.
 //!
-//! The simulator ([`super::together`]) and the executor of several jobs both use this, so that they
+//! The simulator ([`super::beside`]) and the executor of several jobs both use this, so that they
 //! read a plan alike ([`crate::contract::plan`], "The window"). A program made by
 //! [`super::program::Program::placed`] has its [`Stretches`]: the parts of an iteration that need
 //! the window. Its residencies wait for those of the stretch before. The caller must do this:

@@ -97,8 +97,8 @@ pub struct Options {
     pub effort: u32,
     /// Fall back on another planner's plan where there is no own one.
     pub portfolio: bool,
-    /// Of several jobs: plan them in several ways, and choose by what they come to side by side
-    /// ([`super::global`]).
+    /// Of several jobs: plan them in several ways, and choose by what they come to beside each
+    /// other ([`super::together`]).
     pub joint: bool,
     /// Of several jobs: plan them also for the part of the link that each gets.
     pub link_share: bool,

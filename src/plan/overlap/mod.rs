@@ -12,10 +12,10 @@
 //! its load is above the height, and longer if that is necessary to find enough tensors that begin
 //! and end while it holds the window. Then, for several sizes of the window, every job takes its
 //! fastest plan and division. While parts and window do not fit, the job for which it costs least
-//! takes one with a smaller part ([`super::global`] does the same without a window). This is done
+//! takes one with a smaller part ([`super::together`] does the same without a window). This is done
 //! twice: once the time for which the window is held counts as lost to other jobs, and once it does
-//! not. The results that fit are simulated side by side, including all waits, and the fastest is
-//! chosen; it may be the plan without a window. Sharing does not change a job's timeline alone:
+//! not. The results that fit are simulated beside each other, including all waits, and the fastest
+//! is chosen; it may be the plan without a window. Sharing does not change a job's timeline alone:
 //! lives are those of its run without noise, so bytes change owner in the order of that run, which
 //! has no circle. Cost: `LEVELS` plans of each job, and some hundred simulations of some
 //! iterations.
@@ -26,13 +26,13 @@ mod search;
 use std::collections::BTreeMap;
 
 use super::budget::{Infeasible, PlanError};
-use super::global::{self, Jobs, Memo, Together};
+use super::together::{self, Jobs, Memo, Together};
 use crate::contract::{Plan, Window};
 use crate::device::roofline;
 use crate::job::liveness::Liveness;
+use crate::sim::beside::{Shared, Work};
 use crate::sim::engine::{self, Durations};
 use crate::sim::program::{Begin, Program};
-use crate::sim::together::{Shared, Work};
 use crate::units::{Bytes, Nanos};
 use search::Options;
 
@@ -47,7 +47,7 @@ const MOST: usize = 64;
 pub struct Overlapped {
     /// The plan. The arenas of the jobs' own plans are their own parts.
     pub together: Together,
-    /// Mean iteration of each job side by side with the others, all busy.
+    /// Mean iteration of each job beside each other with the others, all busy.
     pub beside: Vec<Nanos>,
     /// The same times if each job has a sub-arena; `None` if the budget is too small for that.
     pub apart: Option<Vec<Nanos>>,
@@ -73,7 +73,7 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
 }
 
 fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> {
-    let (mut best, refused) = match global::make_with(jobs, memo) {
+    let (mut best, refused) = match together::make_with(jobs, memo) {
         Ok(together) => {
             let times = beside(jobs, &together.plan)?;
             let held = vec![Nanos::ZERO; times.len()];
@@ -87,7 +87,7 @@ fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> 
         return best.ok_or_else(|| none(jobs, None, u64::MAX));
     }
     let mut lowest = u64::MAX;
-    for devices in [vec![jobs.device.clone(); jobs.jobs.len()], global::shares(jobs, memo)] {
+    for devices in [vec![jobs.device.clone(); jobs.jobs.len()], together::shares(jobs, memo)] {
         let options = Options::new(jobs, &devices, best.is_none(), memo)?;
         let pinned = options.search(&mut best, &mut lowest)?;
         if !pinned {
@@ -103,8 +103,8 @@ fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> 
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
 pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
     let memo = &mut Memo::default();
-    let apart = global::minimum_with(jobs, memo)?.plan.figures.arena_bytes;
-    let devices = global::shares(jobs, memo);
+    let apart = together::minimum_with(jobs, memo)?.plan.figures.arena_bytes;
+    let devices = together::shares(jobs, memo);
     let shared = Options::new(jobs, &devices, true, memo)?.least()?;
     let mut made = make_with(
         &Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() },
@@ -150,7 +150,7 @@ fn programs(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Program>, PlanError> {
         .collect()
 }
 
-/// The mean iteration of each job while all run side by side.
+/// The mean iteration of each job while all run beside each other.
 fn beside(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
     let link = &jobs.device.link;
     let programs = programs(jobs, plan)?;

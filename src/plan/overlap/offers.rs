@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::budget::{PlanError, Planned, Request};
 use crate::contract::Place;
-use crate::global::Memo;
 use crate::job::liveness::Liveness;
 use crate::place::Item;
 use crate::sim::engine;
 use crate::sim::program::Begin;
+use crate::together::Memo;
 use crate::units::{Bytes, Nanos};
 
 /// The number of arenas for which each job is planned, besides its smallest.

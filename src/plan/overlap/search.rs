@@ -8,12 +8,12 @@ use super::{Overlapped, beside, cost, defect, held};
 use crate::budget::{PlanError, Planned};
 use crate::contract::{Placement, Plan, Window};
 use crate::device::Profile;
-use crate::global::{self, Jobs, Memo, Together};
 use crate::method::Method;
 use crate::place::{self, Item};
 use crate::sim::engine::{self, Run};
 use crate::sim::program::Program;
 use crate::sim::window;
+use crate::together::{self, Jobs, Memo, Together};
 use crate::units::{Bytes, Nanos, OpId};
 
 /// The number of sizes of the window that are tried.
@@ -304,7 +304,7 @@ impl<'a> Options<'a> {
         window: (u64, u64),
         gap: Option<u64>,
     ) -> Result<Option<Timed>, PlanError> {
-        let mut plan = global::joined(self.jobs, &laid.parts);
+        let mut plan = together::joined(self.jobs, &laid.parts);
         let (mut base, mut peaks, mut peak) = (0, [0, 0], 0);
         let mut runs = Vec::with_capacity(plan.jobs.len());
         let mut gained = Nanos::ZERO;

@@ -18,7 +18,7 @@ use crate::backend::Measured;
 use crate::contract::{JobPlan, Latency, Plan, check};
 use crate::controller::WORTH;
 use crate::device::Profile;
-use crate::plan::global::{self, Job, Jobs, Memo, aware};
+use crate::plan::together::{self, Job, Jobs, Memo, ways};
 use crate::plan::{PlanError, Planned, overlap};
 use crate::sim::engine;
 use crate::sim::program::Program;
@@ -82,7 +82,7 @@ impl Place<'_> {
                 let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph.clone()).collect();
                 return checked(&made, &graphs).map(|()| made.jobs);
             }
-            (false, false) => global::parts_with(&jobs, &mut Memo::default()),
+            (false, false) => together::parts_with(&jobs, &mut Memo::default()),
             (true, _) => lane(&jobs),
         };
         let mut plans = Vec::with_capacity(jobs.jobs.len());
@@ -102,7 +102,7 @@ impl Place<'_> {
             programs.push(Program::placed(job.graph, &plan).ok()?);
         }
         if !self.in_turn {
-            let times = aware::beside(&jobs, &programs.iter().collect::<Vec<_>>()).ok()?;
+            let times = ways::beside(&jobs, &programs.iter().collect::<Vec<_>>()).ok()?;
             return Some(times.into_iter().sum());
         }
         let alone = |program| engine::nominal(program, &self.device.link).ok();
@@ -132,11 +132,11 @@ fn lane(jobs: &Jobs<'_>) -> Parts {
     };
     let mut make = |budget: u64| -> Parts {
         let asked = Jobs { budget: Bytes(budget), ..jobs.clone() };
-        global::parts_with(&asked, &mut memo)
+        together::parts_with(&asked, &mut memo)
     };
     let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph).collect();
     // Fragments may need a little more than the peaks.
-    let peaks = global::unplanned_peak(&graphs).0;
+    let peaks = together::unplanned_peak(&graphs).0;
     let (mut low, mut high) = (jobs.budget.0, peaks.saturating_add(peaks / 8).max(jobs.budget.0));
     let widest = make(high)?;
     if fits(&widest) {

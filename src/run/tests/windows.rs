@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::*;
-use crate::plan::global;
+use crate::plan::together;
 use crate::plan::{Method, Share, overlap};
 use crate::session::{End, Next, Pilot};
 use crate::start::Shared;
@@ -51,17 +51,18 @@ fn random_jobs_that_pass_a_window_on_equal_their_unplanned_runs() {
         let graphs: Vec<Graph> =
             (0..2 + case % 2).map(|job| random_job(7 * case + job).0.graph).collect();
         let latencies: Vec<Vec<Latency>> = graphs.iter().map(latencies).collect();
-        let jobs =
-            graphs.iter().zip(&latencies).enumerate().map(|(id, (graph, latencies))| global::Job {
+        let jobs = graphs.iter().zip(&latencies).enumerate().map(|(id, (graph, latencies))| {
+            together::Job {
                 graph,
                 file: (String::new(), format!("{case} {id}")),
                 latencies,
                 method: Method::default(),
                 priority: 1000,
                 swap_limit: Share::ALL,
-            });
+            }
+        });
         let device = profile();
-        let asked = global::Jobs {
+        let asked = together::Jobs {
             jobs: jobs.collect(),
             device: &device,
             budget: device.memory_bytes,

@@ -25,7 +25,7 @@ use crate::settings::{Budget, DeviceFlags, JobArg, NamedBudget, Outputs};
 
 /// Compare the plans of several planners for each budget and device with the best that is possible.
 ///
-/// Several jobs are planned together for one memory and one link, and run side by side.
+/// Several jobs are planned together for one memory and one link, and run beside each other.
 ///
 /// The exit code is 0 if some planner met each budget, and 1 if no planner met one of them.
 #[derive(clap::Args)]

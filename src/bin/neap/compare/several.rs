@@ -12,13 +12,13 @@ use neap::contract::{Event, Latency};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
-use neap::plan::global::{self, Job, Jobs, Memo, Together, aware};
+use neap::plan::together::{self, Job, Jobs, Memo, Together, ways};
 use neap::plan::{Method, PlanError, Planned};
 use neap::report::frontier::Panel;
 use neap::report::table::{Side, Table};
 use neap::sim::engine;
-use neap::sim::joint::{self, Round};
 use neap::sim::program::{Direction, Program};
+use neap::sim::rounds::{self, Round};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -102,7 +102,7 @@ impl<'a> Scene<'a> {
         let bare = |(graph, site): (&Graph, &Site)| Program::new(graph, &site.latencies, &[]);
         let bare = graphs.iter().zip(sites).map(bare).collect::<Result<Vec<_>, _>>()?;
         let asked = scene.jobs(&vec![Method::default(); graphs.len()], Bytes::ZERO);
-        scene.unplanned = aware::round(&asked, &bare.iter().collect::<Vec<_>>())?.time;
+        scene.unplanned = ways::round(&asked, &bare.iter().collect::<Vec<_>>())?.time;
         Ok(scene)
     }
 
@@ -131,9 +131,9 @@ impl<'a> Scene<'a> {
         let name = methods[0].name();
         let started = Instant::now();
         let made = if budget.is_some() {
-            global::make_with(&jobs, memo)
+            together::make_with(&jobs, memo)
         } else {
-            global::minimum_with(&jobs, memo)
+            together::minimum_with(&jobs, memo)
         };
         let took = started.elapsed();
         let (plan, reached) = match made {
@@ -147,7 +147,7 @@ impl<'a> Scene<'a> {
                 }
                 let programs: Vec<&Program> =
                     together.parts.iter().map(|part| &part.program).collect();
-                let round = aware::round(&jobs, &programs)?;
+                let round = ways::round(&jobs, &programs)?;
                 (Ok(self.figures(&together, &programs, &round)), together.plan.budget)
             }
             Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
@@ -166,9 +166,9 @@ impl<'a> Scene<'a> {
                 .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
             keep.map(|t| graph.tensor(*t).bytes).sum()
         };
-        let resident = |course: &joint::Course| {
+        let resident = |course: &rounds::Course| {
             let runs: Vec<_> = course.runs.iter().map(|r| &r[..]).collect();
-            engine::peak(&joint::memory(programs, &runs))
+            engine::peak(&rounds::memory(programs, &runs))
         };
         let busy = |direction| {
             let carried =
@@ -195,7 +195,7 @@ impl<'a> Scene<'a> {
             late_copies: runs.map(|(_, run)| u64::from(run.late_copies)).sum(),
             h2d_busy: busy(Direction::H2d),
             d2h_busy: busy(Direction::D2h),
-            overlapping_copies: round.courses.iter().map(|c| joint::overlaps(&c.carried)).sum(),
+            overlapping_copies: round.courses.iter().map(|c| rounds::overlaps(&c.carried)).sum(),
             way: together.plan.options.get("way").cloned().unwrap_or_default(),
         }
     }

@@ -7,8 +7,8 @@ use std::time::Instant;
 use anyhow::bail;
 use neap::contract::{Figures, Window};
 use neap::job::Graph;
-use neap::plan::global::{self, Job, Jobs, Together};
 use neap::plan::overlap::{self, Overlapped};
+use neap::plan::together::{self, Job, Jobs, Together};
 use neap::plan::{Planned, Share};
 use neap::report::table::{Side, Table};
 use neap::units::{Bytes, Nanos};
@@ -36,7 +36,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let sites = flags.device.resolve_all(&mut graphs)?;
     let Some(device) = sites.first().map(|s| s.device.clone()) else { bail!("no graph is given") };
-    let peak = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+    let peak = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
     let budget =
         flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(peak, &device)?;
     let (method, mut recorded_options) = flags.switches.resolve(&flags.planner)?;
@@ -71,8 +71,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let shared = |overlapped: Overlapped| (overlapped.together.clone(), Some(overlapped));
     let working = progress::working(&format!("planning {} jobs", graphs.len()));
     let made = match (flags.overlap, budget.is_some()) {
-        (false, true) => global::make(&asked).map(apart),
-        (false, false) => global::minimum(&asked).map(apart),
+        (false, true) => together::make(&asked).map(apart),
+        (false, false) => together::minimum(&asked).map(apart),
         (true, true) => overlap::make(&asked).map(shared),
         (true, false) => overlap::minimum(&asked).map(shared),
     };
@@ -187,7 +187,7 @@ impl Report {
         let beside = self.times(|b| Some(b.beside_ns));
         if overlap.window_bytes == Bytes::ZERO {
             return format!(
-                "no bytes are shared, because that would be no quicker; side by side the \
+                "no bytes are shared, because that would be no quicker; beside each other the \
                  iterations take {beside}"
             );
         }
@@ -197,7 +197,7 @@ impl Report {
         };
         format!(
             "window {} ({} bytes) at offset {}, held in turn: in an iteration alone for {}\n\
-             side by side the iterations take {beside}; {apart}",
+             beside each other the iterations take {beside}; {apart}",
             overlap.window_bytes,
             overlap.window_bytes.0,
             overlap.window_offset_bytes.0,

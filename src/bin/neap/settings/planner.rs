@@ -75,7 +75,7 @@ pub struct Switches {
     /// neap: Never use another planner's plan, even where neap's own search finds none.
     #[arg(long)]
     no_portfolio: bool,
-    /// neap, several jobs: Plan them in only one way, however they run side by side.
+    /// neap, several jobs: Plan them in only one way, however they run beside each other.
     #[arg(long)]
     no_joint: bool,
     /// neap, several jobs: Never plan for the share of the link that each job gets.

@@ -11,8 +11,8 @@ use neap::device::Profile;
 use neap::device::latency::Table as Latencies;
 use neap::files::{self, LineError};
 use neap::job::Graph;
-use neap::plan::global::{self, Job};
 use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
+use neap::plan::together::{self, Job};
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::{Side, Table};
 use neap::sim::noise::Noise;
@@ -167,7 +167,7 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
             )
         }
         Some(budget) => budget
-            .resolve(global::unplanned_peak(&all), &device)?
+            .resolve(together::unplanned_peak(&all), &device)?
             .unwrap_or_else(|| device.available()),
         None => device.available(),
     };

@@ -1,4 +1,4 @@
-//! `neap simulate` of a plan of several jobs, which run side by side on one device for some
+//! `neap simulate` of a plan of several jobs, which run beside each other on one device for some
 //! iterations.
 
 use std::fmt;
@@ -9,10 +9,10 @@ use neap::device::roofline;
 use neap::job::Graph;
 use neap::report::curve::{Curve, Line, svg};
 use neap::report::table::{Side, Table};
+use neap::sim::beside::{Shared, WHOLE, Work};
 use neap::sim::engine::{self, Durations, Run};
-use neap::sim::joint;
 use neap::sim::program::{Direction, Program};
-use neap::sim::together::{Shared, WHOLE, Work};
+use neap::sim::rounds;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -114,7 +114,7 @@ pub fn main(
         seen[wait.job].waits.push(wait.until - wait.from);
     }
     let runs: Vec<&[(Nanos, Run)]> = seen.iter().map(|job| &*job.runs).collect();
-    let memory = joint::memory(&programs.iter().collect::<Vec<_>>(), &runs);
+    let memory = rounds::memory(&programs.iter().collect::<Vec<_>>(), &runs);
     let busy = |direction| {
         let all: Nanos = device
             .carried
@@ -148,7 +148,7 @@ pub fn main(
     ending.with(Answer::Yes)
 }
 
-/// Jobs of a plan side by side.
+/// Jobs of a plan beside each other.
 #[derive(Serialize)]
 struct Report {
     jobs: Vec<JobReport>,

@@ -74,7 +74,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", default_value_t = 1000, requires = "noise",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: u32,
-    /// For a plan of several jobs, which run side by side: the iterations of each job; 10 by
+    /// For a plan of several jobs, which run beside each other: the iterations of each job; 10 by
     /// default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     iterations: Option<u32>,

@@ -1,6 +1,6 @@
 //! How scripts that share one GPU divide its memory.
 //!
-//! All scripts whose iterations are known are planned together ([`global::parts_with`]), by
+//! All scripts whose iterations are known are planned together ([`together::parts_with`]), by
 //! swapping alone. A script's share is its part of that plan's arena, with the bytes that are left
 //! over divided in proportion. The script itself fills its share: only it knows what PyTorch can
 //! carry out, and what can be computed again. A script that runs by a plan made before has the
@@ -17,8 +17,8 @@ use neap::device::{Profile, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::job::liveness::Liveness;
-use neap::plan::global::{self, Job, Jobs, Memo};
 use neap::plan::neap::Options;
+use neap::plan::together::{self, Job, Jobs, Memo};
 use neap::plan::{Method, PlanError, Planned, Share};
 use neap::units::Bytes;
 use serde::Serialize;
@@ -194,7 +194,7 @@ impl Shares {
         if jobs.len() > 1 {
             let recorded_options = BTreeMap::new();
             let asked = Jobs { jobs, device: &self.device, budget: free, recorded_options };
-            match global::parts_with(&asked, &mut self.memo) {
+            match together::parts_with(&asked, &mut self.memo) {
                 Ok(parts) => {
                     let arena = |part: &Arc<Planned>| part.plan.figures.arena_bytes.0.max(1);
                     weights = parts.iter().map(arena).collect();

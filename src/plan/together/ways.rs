@@ -1,9 +1,9 @@
-//! Plans several jobs in several ways, and compares how they run side by side.
+//! Plans several jobs in several ways, and compares how they run beside each other.
 //!
 //! A job's own plan is made for the job alone. Beside other jobs its copies wait for theirs, and
 //! their computation fills its waits. So the best plan alone need not be the best beside others.
 //! The planner `neap` therefore plans all jobs in several ways (`Way`), each within the budget, and
-//! simulates a [`joint::Round`] of each way. The cost of a way is the round's time and each job's
+//! simulates a [`rounds::Round`] of each way. The cost of a way is the round's time and each job's
 //! mean iteration in it, relative to the unplanned jobs alone. The cheapest way is chosen; of equal
 //! ways the first. Then one job after the other takes its plan from another way, if that fits and
 //! lowers the cost. Last, memory is divided anew with each job's losses as they were beside the
@@ -27,8 +27,8 @@ use crate::budget::{Infeasible, PlanError, Planned};
 use crate::device::{Link, Profile};
 use crate::method::{Method, SMALL};
 use crate::sim::engine::Durations;
-use crate::sim::joint::{self, Party, Round};
 use crate::sim::program::Program;
+use crate::sim::rounds::{self, Party, Round};
 use crate::units::{Bytes, Nanos};
 use crate::{neap, tensile};
 
@@ -361,7 +361,7 @@ impl<'j, 'a> Rounds<'j, 'a> {
                 own,
             })
             .collect();
-        let round = if self.short { joint::short_round } else { joint::round };
+        let round = if self.short { rounds::short_round } else { rounds::round };
         round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
     }
 

@@ -1,14 +1,14 @@
-//! Several jobs side by side on one device for some iterations each, and how long a round of them
-//! takes.
+//! Several jobs beside each other on one device for some iterations each, and how long a round of
+//! them takes.
 //!
 //! Plans for several jobs are compared by such rounds. Each job runs on its own clock and their
 //! alignment is not known, so a [`Round`] takes the mean of two alignments: all jobs start at once,
 //! or their starts are evenly staggered. Jobs with shorter iterations run more of them, so that all
-//! jobs are busy for about as long. [`super::together`] simulates the device.
+//! jobs are busy for about as long. [`super::beside`] simulates the device.
 
+use super::beside::{Carried, Shared, WHOLE, Work};
 use super::engine::{self, Deadlock, Durations, Run};
 use super::program::{Direction, Program};
-use super::together::{Carried, Shared, WHOLE, Work};
 use crate::device::Link;
 use crate::units::{Bytes, Nanos};
 

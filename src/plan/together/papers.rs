@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use super::{Infeasible, Job, Jobs, Made, Memo, PlanError, aware, by_peak, shares};
+use super::{Infeasible, Job, Jobs, Made, Memo, PlanError, by_peak, shares, ways};
 use crate::budget;
 use crate::device::Profile;
 use crate::method::Method;
@@ -85,7 +85,7 @@ fn each(jobs: &Jobs<'_>, memo: &mut Memo, within: &[Bytes]) -> Result<Made, Plan
             }
         }
     }
-    let made = Made::of(aware::by_priority(jobs, parts));
+    let made = Made::of(ways::by_priority(jobs, parts));
     if made.arena() <= jobs.budget {
         return Ok(made);
     }
@@ -159,5 +159,5 @@ fn attempt<'a>(
         let request = job.request(device, jobs.budget, jobs);
         parts.push(Arc::new(budget::written(&request, decision.emitted)?));
     }
-    Ok((Bytes(peak), Made::of(aware::by_priority(jobs, parts))))
+    Ok((Bytes(peak), Made::of(ways::by_priority(jobs, parts))))
 }

@@ -8,14 +8,14 @@
 //! as much. Bytes left over at the end go to the job that gains most by them.
 //!
 //! A planner of one job does not see the others: it plans for the full rate of device and link. So
-//! the planner `neap` plans all jobs in several ways, simulates each way side by side and chooses
-//! the best ([`mod@aware`]). Cost of a way: one plan of a job for each step, about `STEPS` steps
-//! for each job; equal jobs are planned once. A caller who plans many times keeps a [`Memo`].
+//! the planner `neap` plans all jobs in several ways, simulates each way beside each other and
+//! chooses the best ([`mod@ways`]). Cost of a way: one plan of a job for each step, about `STEPS`
+//! steps for each job; equal jobs are planned once. A caller who plans many times keeps a [`Memo`].
 
-pub mod aware;
 pub mod limits;
 mod memo;
 pub mod papers;
+pub mod ways;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,7 +121,7 @@ pub fn parts_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Vec<Arc<Planned>>,
 
 fn made(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> {
     limits::within(jobs, memo, |jobs, memo| {
-        papers::make(jobs, memo).unwrap_or_else(|| aware::make(jobs, memo))
+        papers::make(jobs, memo).unwrap_or_else(|| ways::make(jobs, memo))
     })
 }
 
