@@ -6,7 +6,7 @@
 //! plan to plan, so each is planned at the targets of [`budget::quicker_for`] and polished, and the
 //! quickest plan wins.
 
-use super::{Arranged, Candidate, early, in_all_orders, pieces, time};
+use super::{Arranged, Candidate, early, in_all_orders, pieces};
 use crate::budget::{self, PlanError, Request};
 use crate::job::arrange::{Arrangement, Pieces, splittable};
 use crate::job::{Graph, Operator, Role};
@@ -51,7 +51,8 @@ const NEAR: u64 = 28;
 /// plans for an allocator quicker by up to 4.4 %.
 const POLISHED: u64 = 16;
 
-/// A plan with other pieces that is quicker than the one that was made, if one was.
+/// A plan with other pieces that is quicker than the one that was made, if one was. Updates run in
+/// the order of the arena's plan, or early where that has the framework's.
 pub(super) fn quicker(
     request: &Request<'_>,
     framework: &Framework,
@@ -62,23 +63,28 @@ pub(super) fn quicker(
         return Ok(None);
     }
     let unplanned: u64 = request.latencies.iter().map(|l| l.time.0).sum();
-    let order = if options.reorder { early(request.graph) } else { Vec::new() };
+    let slight = |rival: Nanos| rival.0 <= unplanned + unplanned / SLIGHT;
+    if made.is_some_and(|made| slight(made.planned.run.iteration)) {
+        return Ok(None);
+    }
+    let arena = match in_all_orders(request, None) {
+        Err(defect @ PlanError::Defect(_)) => return Err(defect),
+        arena => arena.ok(),
+    };
+    let near = arena.as_ref().map_or(0, |arena| arena.planned.run.iteration.0);
+    let near = near + near / NEAR;
+    let graph = arena.and_then(|arena| arena.graph);
+    let origin = graph.as_ref().and_then(|graph| graph.origin.as_ref());
+    let order = match origin.map(|origin| &origin.arrangement.order) {
+        Some(order) if !order.is_empty() => order.clone(),
+        _ if options.reorder => early(request.graph),
+        _ => Vec::new(),
+    };
     let mut best: Option<Arranged> = None;
     let mut tried = Vec::new();
-    let mut near: Option<u64> = None;
     for cut in CUTS.into_iter().filter(|cut| options.split || matches!(cut, Cut::Not)) {
         let rival = best.as_ref().or(made).map_or(Nanos(u64::MAX), |b| b.planned.run.iteration);
-        if rival.0 <= unplanned + unplanned / SLIGHT {
-            break;
-        }
-        if near.is_none() && rival.0 < u64::MAX {
-            let arena = match in_all_orders(request, None) {
-                Err(defect @ PlanError::Defect(_)) => return Err(defect),
-                arena => time(&arena).unwrap_or_default(),
-            };
-            near = Some(arena.0 + arena.0 / NEAR);
-        }
-        if near.is_some_and(|near| rival.0 <= near) {
+        if slight(rival) || rival.0 <= near {
             break;
         }
         let pieces = match cut {

@@ -28,15 +28,17 @@ use crate::sim::reserved::{self, FIRST_BLOCK, Framework, Holder, Timeline};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 use requests::{Growth, Requests};
 
-/// Targets from which plans are mended, by how many parts of the budget they lie below it. The
-/// lower ones are for graphs of at most so many operators: in larger ones they gained nothing.
+/// Targets from which plans are mended, by how many parts of the budget they lie below it.
 const BELOW: [u64; 5] = [16, 12, 10, 8, 6];
 const FAR_BELOW: [u64; 3] = [48, 32, 24];
 const PARTS: u64 = 256;
-const OPERATORS: usize = 2000;
 
 /// When a plan is made anew, an operator seems to need this part of the budget more than was free.
 const MORE: u64 = 256;
+
+/// In graphs of at most so many operators that need grows from plan to plan, and plans for the
+/// lower targets are mended as well. With either Llama 1 B, which has more, had slower plans.
+const OPERATORS: usize = 2000;
 
 /// How often the placed plan is looked at, and how many runs of blocks are cleared before each.
 const LOOKS: usize = 8;
@@ -88,28 +90,28 @@ impl Search<'_> {
             return Ok(());
         }
         let lingering = neap::Options { lingering: true, ..options.clone() };
-        let far = self.request.graph.framework().operators.len() <= OPERATORS;
-        for (growing, targets) in [(false, &BELOW[..]), (true, &FAR_BELOW)] {
-            if growing && !far {
-                break;
-            }
+        let far: &[u64] = if self.is_large() { &[] } else { &FAR_BELOW };
+        for targets in [&BELOW[..], far] {
             for options in [Some(options), options.linger.then_some(&lingering)] {
                 let Some(options) = options else { continue };
                 let mut memory = None;
                 for below in targets {
                     let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
-                    self.mended_at((target, growing), options, framework, &mut memory, fits)?;
+                    self.mended_at(target, options, framework, &mut memory, fits)?;
                 }
             }
         }
         Ok(())
     }
 
+    fn is_large(&self) -> bool {
+        self.request.graph.framework().operators.len() > OPERATORS
+    }
+
     /// Plans for a target until one can be mended, at most as often as there are steps of effort.
-    /// What an operator seems to need beyond what was free may be growing from plan to plan.
     fn mended_at(
         &mut self,
-        (target, growing): (u64, bool),
+        target: u64,
         options: &neap::Options,
         framework: &Framework,
         memory: &mut Memory,
@@ -140,7 +142,7 @@ impl Search<'_> {
                 }
                 Mended::Short(operator) => {
                     let free = target.saturating_sub(decided.loads[operator.index()]);
-                    let parts = if growing { turn } else { 1 };
+                    let parts = if self.is_large() { 1 } else { turn };
                     let more = Bytes(free + self.budget / MORE * parts).in_blocks();
                     graph.operators[operator.index()].workspace += more;
                 }
