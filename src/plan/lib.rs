@@ -19,6 +19,8 @@ pub mod checkpoint;
 pub mod clock;
 pub mod dtr;
 pub mod emit;
+#[cfg(test)]
+mod exact;
 pub mod explain;
 pub mod live;
 pub mod load;
