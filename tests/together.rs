@@ -400,7 +400,7 @@ fn priority_holds_through_any_number_of_replans() {
                 budget: Bytes(together::unplanned_peak(&all).0 * share / 100),
                 recorded_options: BTreeMap::new(),
             };
-            let together = match together::make_with(&asked, &mut memo) {
+            let together = match together::make_with(&asked, &memo) {
                 Ok(together) => together,
                 Err(PlanError::Infeasible(_)) => continue,
                 Err(defect) => panic!("seed {seed}: {defect}"),

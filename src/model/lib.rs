@@ -9,6 +9,8 @@ pub mod units;
 
 pub mod files;
 
+pub mod parallel;
+
 pub mod job;
 
 pub mod device;

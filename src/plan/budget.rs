@@ -122,7 +122,7 @@ pub struct Infeasible {
 }
 
 /// No plan.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum PlanError {
     /// The answer is no.
     #[error("the budget of {} ({} bytes) can't be met: floor {} ({} bytes), lowest reached {} ({} bytes); {}", .0.budget, .0.budget.0, .0.floor, .0.floor.0, .0.lowest, .0.lowest.0, .0.blocked)]

@@ -418,7 +418,7 @@ impl<'a> Live<'a> {
             budget: self.budget,
             recorded_options: BTreeMap::new(),
         };
-        let parts = match together::parts_with(&asked, &mut self.memo) {
+        let parts = match together::parts_with(&asked, &self.memo) {
             Ok(parts) => parts,
             Err(PlanError::Infeasible(no)) => {
                 return Ok(Some(format!(

@@ -100,14 +100,14 @@ pub struct Together {
 /// # Errors
 /// [`PlanError::Infeasible`] when no plan is found.
 pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
-    make_with(jobs, &mut Memo::default())
+    make_with(jobs, &Memo::on_all_cores())
 }
 
 /// As [`make`], with plans made before.
 ///
 /// # Errors
 /// As [`make`].
-pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+pub fn make_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
     Ok(made(jobs, memo)?.join(jobs))
 }
 
@@ -115,11 +115,11 @@ pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError
 ///
 /// # Errors
 /// As [`make`].
-pub fn parts_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Vec<Arc<Planned>>, PlanError> {
+pub fn parts_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Vec<Arc<Planned>>, PlanError> {
     Ok(made(jobs, memo)?.parts)
 }
 
-fn made(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> {
+fn made(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     limits::within(jobs, memo, |jobs, memo| {
         papers::make(jobs, memo).unwrap_or_else(|| ways::make(jobs, memo))
     })
@@ -153,7 +153,7 @@ impl Made {
 fn parts(
     jobs: &Jobs<'_>,
     devices: &[Profile],
-    memo: &mut Memo,
+    memo: &Memo,
 ) -> Result<Vec<Arc<Planned>>, PlanError> {
     let mut ladder = Ladder::new(jobs, devices, memo)?;
     ladder.descend()?;
@@ -165,14 +165,14 @@ fn parts(
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
 pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
-    minimum_with(jobs, &mut Memo::default())
+    minimum_with(jobs, &Memo::on_all_cores())
 }
 
 /// As [`minimum`], with plans made before.
 ///
 /// # Errors
 /// As [`minimum`].
-pub fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+pub fn minimum_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
     let made = limits::within(jobs, memo, |jobs, memo| {
         papers::least(jobs, memo).unwrap_or_else(|| least(jobs, memo))
     })?;
@@ -181,7 +181,7 @@ pub fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanEr
     Ok(together)
 }
 
-fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> {
+fn least(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     let devices = shares(jobs, memo);
     let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {
@@ -194,7 +194,7 @@ fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> {
 }
 
 /// The device of each job: host memory is divided in proportion to the bytes that jobs use.
-pub(super) fn shares(jobs: &Jobs<'_>, memo: &mut Memo) -> Vec<Profile> {
+pub(super) fn shares(jobs: &Jobs<'_>, memo: &Memo) -> Vec<Profile> {
     let pinned = jobs.device.pinned_bytes;
     let parts = by_peak(jobs, pinned, memo).into_iter();
     let parts = parts.map(|part| memo.pinned(part, pinned));
@@ -203,7 +203,7 @@ pub(super) fn shares(jobs: &Jobs<'_>, memo: &mut Memo) -> Vec<Profile> {
 }
 
 /// Bytes divided in proportion to the jobs' unplanned peaks.
-fn by_peak(jobs: &Jobs<'_>, bytes: Bytes, memo: &mut Memo) -> Vec<Bytes> {
+fn by_peak(jobs: &Jobs<'_>, bytes: Bytes, memo: &Memo) -> Vec<Bytes> {
     let peak = |job| u128::from(memo.known(job, jobs.device).peak.0);
     let peaks: Vec<u128> = jobs.jobs.iter().map(peak).collect();
     let all = peaks.iter().sum::<u128>().max(1);
@@ -216,10 +216,16 @@ struct Rung<'a> {
     request: Request<'a>,
     priority: u64,
     now: Arc<Planned>,
-    /// `None` before it was searched for; `Some(None)` if there is no smaller plan.
-    next: Option<Option<Arc<Planned>>>,
+    next: Option<Arc<Planned>>,
     step: u64,
     floor: u64,
+    blocked: Option<Box<Infeasible>>,
+}
+
+/// What was found a step further down.
+struct Look {
+    next: Option<Arc<Planned>>,
+    /// Why targets were refused.
     blocked: Option<Box<Infeasible>>,
 }
 
@@ -228,54 +234,51 @@ impl Rung<'_> {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// Plans the next step once; a larger step while the excess is large. The plan is made with
-    /// little effort if the planner allows that.
-    fn look(&mut self, excess: u64, memo: &mut Memo) -> Result<(), PlanError> {
-        if self.next.is_some() {
-            return Ok(());
-        }
-        let (method, sketch) = (self.request.method.clone(), self.request.method.sketch());
+    /// The plan of the next step, or why there is none; a larger step while the excess is large. The
+    /// plan is made with little effort if the planner allows that.
+    fn look(&self, excess: u64, memo: &Memo) -> Result<Look, PlanError> {
+        let (method, sketch) = (&self.request.method, self.request.method.sketch());
         let step = if excess > 8 * self.step { 2 * self.step } else { self.step };
         // A target that can't be met may be met a little lower, because placements differ.
         let arena = self.arena();
         let targets = (1..=3).map(|steps| arena.saturating_sub(steps * step) / 512 * 512);
         let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
+        let mut look = Look { next: None, blocked: None };
         for quick in [true, false] {
             for &target in &targets {
                 let made = match quick {
-                    true if sketch == method => break,
+                    true if sketch == *method => break,
                     true => memo.once(&Request {
                         budget: Bytes(target),
                         method: sketch.clone(),
                         ..self.request.clone()
                     })?,
-                    false => self.plan(&method, target, memo)?,
+                    false => self.plan(method, target, memo)?,
                 };
                 match made {
                     Ok(planned) => {
-                        self.next = Some(Some(planned));
-                        return Ok(());
+                        look.next = Some(planned);
+                        return Ok(look);
                     }
-                    Err(no) => self.blocked = Some(no),
+                    Err(no) => look.blocked = Some(no),
                 }
             }
         }
-        self.next = Some(None);
-        Ok(())
+        Ok(look)
     }
 
-    /// Plans the present step with full effort, if the job has taken a step.
-    fn settle(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
-        if !self.now.plan.jobs[0].events.is_empty()
-            && let Ok(proper) = self.plan(&self.request.method, self.arena(), memo)?
-            && proper.plan.figures.iteration_ns <= self.now.plan.figures.iteration_ns
-        {
-            self.now = proper;
+    /// The plan of the present step with full effort, if the job has taken a step and that is no
+    /// slower.
+    fn settled(&self, memo: &Memo) -> Result<Option<Arc<Planned>>, PlanError> {
+        if self.now.plan.jobs[0].events.is_empty() {
+            return Ok(None);
         }
-        Ok(())
+        let proper = self.plan(&self.request.method, self.arena(), memo)?.ok();
+        let now = self.now.plan.figures.iteration_ns;
+        Ok(proper.filter(|proper| proper.plan.figures.iteration_ns <= now))
     }
 
-    fn plan(&self, method: &Method, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
+    fn plan(&self, method: &Method, target: u64, memo: &Memo) -> Result<Step, PlanError> {
         memo.plan(&Request {
             budget: Bytes(target),
             method: method.clone(),
@@ -283,28 +286,22 @@ impl Rung<'_> {
         })
     }
 
-    /// Takes the smallest arena found for the job. Returns whether that is smaller than the present
-    /// one. Where hundreds of plans are made, jobs beside others get no lower than little effort
-    /// gets them: with less they swap so much that they slow each other.
-    fn sink(&mut self, alone: bool, memo: &mut Memo) -> Result<bool, PlanError> {
+    /// The plan with the smallest arena found for the job, if that is smaller than the present one.
+    /// Where hundreds of plans are made, jobs beside others get no lower than little effort gets
+    /// them: with less they swap so much that they slow each other.
+    fn sunk(&self, alone: bool, memo: &Memo) -> Result<Option<Arc<Planned>>, PlanError> {
         let least = if memo.is_coarse() && !alone {
             memo.lowest(&self.request)?
         } else {
             memo.least(&self.request, self.now.plan.figures.arena_bytes)?
         };
-        let Some(least) =
-            least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena())
-        else {
-            return Ok(false);
-        };
-        (self.now, self.next) = (least, Some(None));
-        Ok(true)
+        Ok(least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena()))
     }
 
     /// The time lost by the next step relative to the job's own time, for each byte given up, as a
     /// fraction.
     fn price(&self, index: usize) -> Option<Price> {
-        let next = self.next.as_ref()?.as_ref()?;
+        let next = self.next.as_ref()?;
         let lost =
             next.plan.figures.iteration_ns.saturating_sub(self.now.plan.figures.iteration_ns);
         let own = self.now.plan.figures.unplanned_iteration_ns.0.max(1);
@@ -371,14 +368,14 @@ impl Eq for Price {}
 struct Ladder<'a> {
     jobs: &'a Jobs<'a>,
     rungs: Vec<Rung<'a>>,
-    memo: &'a mut Memo,
+    memo: &'a Memo,
 }
 
 impl<'a> Ladder<'a> {
     fn new(
         jobs: &'a Jobs<'a>,
         devices: &'a [Profile],
-        memo: &'a mut Memo,
+        memo: &'a Memo,
     ) -> Result<Self, PlanError> {
         let mut rung = |(job, device): (&Job<'a>, &'a Profile)| {
             let request = job.request(device, jobs.budget, jobs);
@@ -412,33 +409,34 @@ impl<'a> Ladder<'a> {
         let mut unknown: Vec<usize> = (0..self.rungs.len()).collect();
         while sum > budget {
             let excess = (sum - budget) / self.rungs.len().max(1) as u64;
-            for index in unknown.drain(..) {
-                self.rungs[index].look(excess, self.memo)?;
-                prices.extend(self.rungs[index].price(index));
+            let looks = self.memo.each(unknown.len(), |at| {
+                self.rungs[unknown[at]].look(excess, self.memo)
+            });
+            for (index, look) in unknown.drain(..).zip(looks) {
+                let rung = &mut self.rungs[index];
+                let look = look?;
+                rung.next = look.next;
+                rung.blocked = look.blocked.or(rung.blocked.take());
+                prices.extend(rung.price(index));
             }
             let Some(Price { index, .. }) = prices.pop_first() else {
                 // Steps may have missed the smallest arena of a job.
-                let (mut sank, alone) = (false, self.rungs.len() == 1);
-                for rung in &mut self.rungs {
-                    sank |= rung.sink(alone, self.memo)?;
-                }
-                if sank {
+                let alone = self.rungs.len() == 1;
+                if self.exchange(|rung, memo| rung.sunk(alone, memo))? {
                     sum = self.sum();
                     continue;
                 }
                 return Err(self.infeasible());
             };
             let rung = &mut self.rungs[index];
-            if let Some(Some(next)) = rung.next.take() {
+            if let Some(next) = rung.next.take() {
                 sum -= rung.arena();
                 rung.now = next;
                 sum += rung.arena();
             }
             unknown.push(index);
         }
-        for rung in &mut self.rungs {
-            rung.settle(self.memo)?;
-        }
+        self.exchange(|rung, memo| rung.settled(memo))?;
         for _ in 0..self.rungs.len() {
             if !self.spread(budget)? {
                 break;
@@ -447,24 +445,44 @@ impl<'a> Ladder<'a> {
         Ok(())
     }
 
+    /// Gives each job the plan found for it, if one is. Returns whether there is any.
+    fn exchange(
+        &mut self,
+        find: impl Fn(&Rung<'_>, &Memo) -> Result<Option<Arc<Planned>>, PlanError> + Sync,
+    ) -> Result<bool, PlanError> {
+        let found = self.memo.each(self.rungs.len(), |index| find(&self.rungs[index], self.memo));
+        let mut any = false;
+        for (rung, plan) in self.rungs.iter_mut().zip(found) {
+            if let Some(plan) = plan? {
+                (rung.now, any) = (plan, true);
+            }
+        }
+        Ok(any)
+    }
+
     /// Gives bytes left over to the job that gains most. Returns whether any job gains.
     fn spread(&mut self, budget: u64) -> Result<bool, PlanError> {
         let left = budget - self.sum();
         let mut best: Option<(u128, usize, Arc<Planned>)> = None;
-        let mut seen: Vec<&Rung<'_>> = Vec::new();
+        let mut tried: Vec<usize> = Vec::new();
         for (index, rung) in self.rungs.iter().enumerate() {
             let figures = &rung.now.plan.figures;
             if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
                 continue;
             }
             // Of equal jobs only the first is tried.
-            if seen.iter().any(|other| rung.is_like(other)) {
-                continue;
+            if !tried.iter().any(|&other| rung.is_like(&self.rungs[other])) {
+                tried.push(index);
             }
-            seen.push(rung);
-            let Ok(wider) = rung.plan(&rung.request.method, rung.arena() + left, self.memo)? else {
-                continue;
-            };
+        }
+        let wider = self.memo.each(tried.len(), |at| {
+            let rung = &self.rungs[tried[at]];
+            rung.plan(&rung.request.method, rung.arena() + left, self.memo)
+        });
+        for (index, wider) in tried.into_iter().zip(wider) {
+            let Ok(wider) = wider? else { continue };
+            let rung = &self.rungs[index];
+            let figures = &rung.now.plan.figures;
             let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
             let own = figures.unplanned_iteration_ns.0.max(1);
             // The gain, in billionths of the job's own time.

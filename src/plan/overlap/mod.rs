@@ -69,10 +69,10 @@ impl Overlapped {
 /// # Errors
 /// [`PlanError::Infeasible`] when no plan is found.
 pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
-    make_with(jobs, &mut Memo::default())
+    make_with(jobs, &Memo::on_all_cores())
 }
 
-fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> {
+fn make_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
     let (mut best, refused) = match together::make_with(jobs, memo) {
         Ok(together) => {
             let times = beside(jobs, &together.plan)?;
@@ -102,7 +102,7 @@ fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> 
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
 pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
-    let memo = &mut Memo::default();
+    let memo = &Memo::on_all_cores();
     let apart = together::minimum_with(jobs, memo)?.plan.figures.arena_bytes;
     let devices = together::shares(jobs, memo);
     let shared = Options::new(jobs, &devices, true, memo)?.least()?;

@@ -226,7 +226,7 @@ fn highest(loads: &[u64]) -> (usize, u64) {
 pub(super) fn choices(
     request: &Request<'_>,
     least: bool,
-    memo: &mut Memo,
+    memo: &Memo,
 ) -> Result<Vec<Choice>, PlanError> {
     let whole = memo.unplanned(request)?;
     let (top, floor) = (whole.plan.figures.arena_bytes.0, Liveness::of(request.graph).floor.0);

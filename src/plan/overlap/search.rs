@@ -64,7 +64,7 @@ impl<'a> Options<'a> {
         jobs: &'a Jobs<'a>,
         devices: &[Profile],
         least: bool,
-        memo: &mut Memo,
+        memo: &Memo,
     ) -> Result<Self, PlanError> {
         let mut all = Self { jobs, of: Vec::new(), choices: Vec::new(), offers: Vec::new() };
         let mut known: Vec<(&str, &Method, u64)> = Vec::new();

@@ -16,8 +16,8 @@ const STEPS: [u32; 9] = [800, 650, 500, 350, 250, 150, 100, 50, 0];
 /// Makes a plan by `make`, in which every job keeps its limit.
 pub(super) fn within(
     jobs: &Jobs<'_>,
-    memo: &mut Memo,
-    make: impl Fn(&Jobs<'_>, &mut Memo) -> Result<Made, PlanError>,
+    memo: &Memo,
+    make: impl Fn(&Jobs<'_>, &Memo) -> Result<Made, PlanError>,
 ) -> Result<Made, PlanError> {
     let mut asked = jobs.clone();
     let mut steps = vec![STEPS.iter(); jobs.jobs.len()];

@@ -1,7 +1,8 @@
 //! Plans of single jobs that are made once and looked up afterwards.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Job;
 use crate::budget::{self, Infeasible, PlanError, Planned, Request};
@@ -10,22 +11,49 @@ use crate::device::{Profile, roofline};
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
+use crate::parallel::in_parallel;
 use crate::units::{Bytes, Nanos};
 
 /// Plans made before, by graph, planner, host memory and target. A lookup gives the same as
-/// planning again.
-#[derive(Clone, Debug, Default)]
+/// planning again, whichever threads ask and in whichever order.
+#[derive(Debug, Default)]
 pub struct Memo {
-    made: BTreeMap<Key, Step>,
+    made: Once<Key, Result<Step, PlanError>>,
     /// Plans made for a slower link, and the same on the device, by the former's address and the
     /// budget.
-    on_device: BTreeMap<(usize, Bytes), (Arc<Planned>, Arc<Planned>)>,
+    on_device: Once<(usize, Bytes), Result<(Arc<Planned>, Arc<Planned>), PlanError>>,
     /// What is known of each graph, by its hash.
-    known: BTreeMap<String, Known>,
+    known: Once<String, Known>,
+    /// How many graphs are known.
+    graphs: AtomicUsize,
     /// The planners that were asked, by number.
-    methods: Vec<Method>,
+    methods: Mutex<Vec<Method>>,
     /// Whether targets, link rates and host memory are rounded.
     coarse: bool,
+    /// Whether plans are made on all cores.
+    wide: bool,
+}
+
+/// Values that are computed once. A thread that asks for a value while another computes it waits.
+#[derive(Debug)]
+struct Once<K, V>(Mutex<BTreeMap<K, Arc<OnceLock<V>>>>);
+
+impl<K, V> Default for Once<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Ord, V: Clone> Once<K, V> {
+    fn get(&self, key: K, make: impl FnOnce() -> V) -> V {
+        let slot = Arc::clone(locked(&self.0).entry(key).or_default());
+        slot.get_or_init(make).clone()
+    }
+}
+
+/// No code panics while it holds one of these locks for a change in parts.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The parts between a job's floor and its peak to which targets are rounded.
@@ -72,7 +100,19 @@ impl Memo {
     /// ways of planning are compared over short rounds.
     #[must_use]
     pub fn for_many() -> Self {
-        Self { coarse: true, ..Self::default() }
+        Self { coarse: true, wide: true, ..Self::default() }
+    }
+
+    /// For a caller who has the machine to itself: plans are made on all cores.
+    #[must_use]
+    pub fn on_all_cores() -> Self {
+        Self { wide: true, ..Self::default() }
+    }
+
+    /// Runs `work(0)` to `work(count - 1)`, on all cores where that is asked for. Results are in
+    /// that order.
+    pub(super) fn each<T: Send>(&self, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        if self.wide { in_parallel(count, work) } else { (0..count).map(work).collect() }
     }
 
     pub(super) const fn is_coarse(&self) -> bool {
@@ -82,7 +122,7 @@ impl Memo {
     /// How many plans of single jobs were made.
     #[must_use]
     pub fn made(&self) -> usize {
-        self.made.len()
+        locked(&self.made.0).len()
     }
 
     /// A link's rate on the grid, in thousandths: each is four fifths of the one above.
@@ -107,32 +147,29 @@ impl Memo {
     }
 
     /// What is known of a job on this device.
-    pub(super) fn known(&mut self, job: &Job<'_>, device: &Profile) -> Known {
+    pub(super) fn known(&self, job: &Job<'_>, device: &Profile) -> Known {
         self.of(&job.file.1, job.graph, job.latencies, device)
     }
 
-    fn of(&mut self, hash: &str, graph: &Graph, latencies: &[Latency], device: &Profile) -> Known {
-        if let Some(known) = self.known.get(hash) {
-            return *known;
-        }
-        let liveness = Liveness::of(graph);
-        let known = Known {
-            number: self.known.len(),
-            peak: liveness.peak,
-            floor: liveness.floor,
-            utilisation: roofline::utilisation(&graph.operators, latencies, device),
-            own: latencies.iter().map(|latency| latency.time).sum(),
-        };
-        self.known.insert(hash.to_owned(), known);
-        known
+    fn of(&self, hash: &str, graph: &Graph, latencies: &[Latency], device: &Profile) -> Known {
+        self.known.get(hash.to_owned(), || {
+            let liveness = Liveness::of(graph);
+            Known {
+                number: self.graphs.fetch_add(1, Ordering::Relaxed),
+                peak: liveness.peak,
+                floor: liveness.floor,
+                utilisation: roofline::utilisation(&graph.operators, latencies, device),
+                own: latencies.iter().map(|latency| latency.time).sum(),
+            }
+        })
     }
 
-    fn of_request(&mut self, request: &Request<'_>) -> Known {
+    fn of_request(&self, request: &Request<'_>) -> Known {
         self.of(&request.file.1, request.graph, request.latencies, request.device)
     }
 
     /// A target on the grid, which begins at the job's floor.
-    fn rounded<'r>(&mut self, request: &Request<'r>) -> Request<'r> {
+    fn rounded<'r>(&self, request: &Request<'r>) -> Request<'r> {
         let mut request = request.clone();
         if self.coarse {
             let known = self.of_request(&request);
@@ -144,26 +181,26 @@ impl Memo {
     }
 
     /// The plan within the request's budget.
-    pub(crate) fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+    pub(crate) fn plan(&self, request: &Request<'_>) -> Result<Step, PlanError> {
         let request = &self.rounded(request);
         self.keep(request, Effort::Full, |request| budget::within(request, None))
     }
 
     /// The plan made with little effort.
-    pub(super) fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+    pub(super) fn once(&self, request: &Request<'_>) -> Result<Step, PlanError> {
         let request = &self.rounded(request);
         self.keep(request, Effort::Once, budget::once)
     }
 
     /// The plan without events.
-    pub(crate) fn unplanned(&mut self, request: &Request<'_>) -> Result<Arc<Planned>, PlanError> {
+    pub(crate) fn unplanned(&self, request: &Request<'_>) -> Result<Arc<Planned>, PlanError> {
         let request = Request { budget: Bytes::ZERO, ..request.clone() };
         let made = self.keep(&request, Effort::Unplanned, budget::unplanned)?;
         made.map_err(PlanError::Infeasible)
     }
 
     /// The plan with the smallest arena found below `most`; the result depends on `most`.
-    pub(crate) fn least(&mut self, request: &Request<'_>, most: Bytes) -> Result<Step, PlanError> {
+    pub(crate) fn least(&self, request: &Request<'_>, most: Bytes) -> Result<Step, PlanError> {
         let mut request = Request { budget: most, ..request.clone() };
         if self.coarse {
             request.budget = self.unplanned(&request)?.plan.figures.arena_bytes;
@@ -173,7 +210,7 @@ impl Memo {
     }
 
     /// The lowest plan on the grid that takes little effort.
-    pub(super) fn lowest(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+    pub(super) fn lowest(&self, request: &Request<'_>) -> Result<Step, PlanError> {
         let known = self.of_request(request);
         let method = request.method.sketch();
         let mut target = known.floor.0;
@@ -189,29 +226,26 @@ impl Memo {
 
     /// A plan made for a slower link, with its figures on the request's device.
     pub(super) fn on_device(
-        &mut self,
+        &self,
         request: &Request<'_>,
         part: &Arc<Planned>,
     ) -> Result<Arc<Planned>, PlanError> {
         let key = (Arc::as_ptr(part).addr(), request.budget);
-        if let Some((_, known)) = self.on_device.get(&key) {
-            return Ok(Arc::clone(known));
-        }
-        let made = Arc::new(budget::on_device(request, part)?);
-        self.on_device.insert(key, (Arc::clone(part), Arc::clone(&made)));
-        Ok(made)
+        let make = || Ok((Arc::clone(part), Arc::new(budget::on_device(request, part)?)));
+        Ok(self.on_device.get(key, make)?.1)
     }
 
-    fn method(&mut self, method: &Method) -> usize {
-        self.methods.iter().position(|known| known == method).unwrap_or_else(|| {
-            self.methods.push(method.clone());
-            self.methods.len() - 1
+    fn method(&self, method: &Method) -> usize {
+        let mut methods = locked(&self.methods);
+        methods.iter().position(|known| known == method).unwrap_or_else(|| {
+            methods.push(method.clone());
+            methods.len() - 1
         })
     }
 
     /// Returns the result of `make` for a request, which is called once.
     fn keep(
-        &mut self,
+        &self,
         request: &Request<'_>,
         effort: Effort,
         make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>,
@@ -226,15 +260,10 @@ impl Memo {
         ];
         let (graph, method) = (self.of_request(request).number, self.method(&request.method));
         let key = (graph, method, effort, seen, request.budget.0);
-        if let Some(known) = self.made.get(&key) {
-            return Ok(known.clone());
-        }
-        let made = match make(request) {
-            Ok(planned) => Ok(Arc::new(planned)),
-            Err(PlanError::Infeasible(no)) => Err(no),
-            Err(defect) => return Err(defect),
-        };
-        self.made.insert(key, made.clone());
-        Ok(made)
+        self.made.get(key, || match make(request) {
+            Ok(planned) => Ok(Ok(Arc::new(planned))),
+            Err(PlanError::Infeasible(no)) => Ok(Err(no)),
+            Err(defect) => Err(defect),
+        })
     }
 }

@@ -29,7 +29,7 @@ pub fn is_static(method: &Method) -> bool {
 }
 
 /// The plan of all jobs within the budget; `None` where the planners are others.
-pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Option<Result<Made, PlanError>> {
+pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Option<Result<Made, PlanError>> {
     let all = |is: fn(&Method) -> bool| jobs.jobs.iter().all(|job| is(&job.method));
     let several = jobs.jobs.len() > 1;
     if all(is_static) {
@@ -44,7 +44,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Option<Result<Made, Plan
 
 /// TENSILE's plan of all jobs with the smallest arena that its search reaches; `None` where the
 /// planners are others.
-pub(super) fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Option<Result<Made, PlanError>> {
+pub(super) fn least(jobs: &Jobs<'_>, memo: &Memo) -> Option<Result<Made, PlanError>> {
     let several = jobs.jobs.len() > 1;
     let options = several.then(|| options(jobs)).flatten()?;
     Some(attempt(jobs, &shares(jobs, memo), &options, 0).map(|(_, made)| made))
@@ -60,7 +60,7 @@ fn options(jobs: &Jobs<'_>) -> Option<Vec<tensile::Options>> {
 }
 
 /// Each job by itself within its part.
-fn each(jobs: &Jobs<'_>, memo: &mut Memo, within: &[Bytes]) -> Result<Made, PlanError> {
+fn each(jobs: &Jobs<'_>, memo: &Memo, within: &[Bytes]) -> Result<Made, PlanError> {
     let devices = shares(jobs, memo);
     let mut parts = Vec::with_capacity(within.len());
     for (index, (job, device)) in jobs.jobs.iter().zip(&devices).enumerate() {
@@ -92,11 +92,11 @@ fn each(jobs: &Jobs<'_>, memo: &mut Memo, within: &[Bytes]) -> Result<Made, Plan
     Err(refusal(jobs, memo, made.arena()))
 }
 
-fn floor(jobs: &Jobs<'_>, memo: &mut Memo) -> Bytes {
+fn floor(jobs: &Jobs<'_>, memo: &Memo) -> Bytes {
     jobs.jobs.iter().map(|job| memo.known(job, jobs.device).floor).sum()
 }
 
-fn refusal(jobs: &Jobs<'_>, memo: &mut Memo, lowest: Bytes) -> PlanError {
+fn refusal(jobs: &Jobs<'_>, memo: &Memo, lowest: Bytes) -> PlanError {
     PlanError::Infeasible(Box::new(Infeasible {
         budget: jobs.budget,
         floor: floor(jobs, memo),
@@ -108,7 +108,7 @@ fn refusal(jobs: &Jobs<'_>, memo: &mut Memo, lowest: Bytes) -> PlanError {
 /// TENSILE's plan of all jobs: the target is lowered until the arenas fit.
 fn tensile(
     jobs: &Jobs<'_>,
-    memo: &mut Memo,
+    memo: &Memo,
     options: Vec<tensile::Options>,
 ) -> Result<Made, PlanError> {
     let devices = shares(jobs, memo);

@@ -58,7 +58,7 @@ impl Way {
 ///
 /// # Errors
 /// As [`super::make`].
-pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> {
+pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     let rounds = Rounds::new(jobs, memo);
     let ways = ways(jobs, &rounds.known, memo);
     let several = ways.len() > 1;
@@ -70,12 +70,12 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> 
         .windows(2)
         .all(|pair| pair[0].file.1 == pair[1].file.1 && pair[0].priority == pair[1].priority);
     let large = jobs.jobs.iter().any(|job| job.graph.operators.len() > SMALL);
-    let equal = several && alike && large && trial.plan(0, Some((&even, false)), memo)?;
+    let equal = several && alike && large && trial.plan(&[(0, Some((&even, false)))], memo)?;
     if !equal {
         // The first way decides how much memory each job gets; if it does not meet the budget,
         // planning each job alone decides.
         for index in (0..ways.len()).filter(|&index| index == 0 || ways[index] == Way::Alone) {
-            if trial.plan(index, None, memo)? {
+            if trial.plan(&[(index, None)], memo)? {
                 break;
             }
         }
@@ -87,16 +87,15 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> 
         let (base, arenas) =
             (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
         // Small graphs have tried the other planners already, and a failed placement takes long.
-        for index in
-            (0..ways.len()).filter(|&index| large && index != base && ways[index] != Way::Alone)
-        {
-            trial.plan(index, Some((if equal { &even } else { &arenas }, true)), memo)?;
-        }
-        for index in (0..ways.len()).filter(|&index| {
-            !equal && matches!(ways[index], Way::Link(..)) && (index == 0 || !large)
-        }) {
-            trial.plan(index, Some((&even, index != 0 || memo.is_coarse())), memo)?;
-        }
+        let others = (0..ways.len())
+            .filter(|&index| large && index != base && ways[index] != Way::Alone)
+            .map(|index| (index, Some((if equal { &even[..] } else { &arenas }, true))));
+        let evenly = (0..ways.len())
+            .filter(|&index| {
+                !equal && matches!(ways[index], Way::Link(..)) && (index == 0 || !large)
+            })
+            .map(|index| (index, Some((&even[..], index != 0 || memo.is_coarse()))));
+        trial.plan(&others.chain(evenly).collect::<Vec<_>>(), memo)?;
     }
     let Trial { rounds, mut found, why, .. } = trial;
     found.sort_by_key(|(cost, index, _)| (*cost, *index));
@@ -119,6 +118,10 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Made, PlanError> 
     Ok(Made { parts: by_priority(jobs, divided), way })
 }
 
+/// The arenas of a way's jobs, and whether they are planned with little effort; `None` for the
+/// whole budget.
+type Within<'a> = Option<(&'a [Bytes], bool)>;
+
 /// Plans of all jobs in several ways, each with its round.
 struct Trial<'t, 'a> {
     jobs: &'t Jobs<'a>,
@@ -130,38 +133,49 @@ struct Trial<'t, 'a> {
 }
 
 impl Trial<'_, '_> {
-    /// Plans in one way, within these arenas or else within the budget. Returns whether that was
-    /// possible.
-    fn plan(
-        &mut self,
-        index: usize,
-        arenas: Option<(&[Bytes], bool)>,
-        memo: &mut Memo,
-    ) -> Result<bool, PlanError> {
-        match planned(self.jobs, &self.ways[index], arenas, memo) {
-            Ok(parts) => {
-                // With only one way there is nothing to compare, and no plan is faster than one
-                // without events. The cost of equal plans is known.
-                let known = || {
-                    self.found
-                        .iter()
-                        .find(|(_, _, known)| known.iter().zip(&parts).all(|(a, b)| alike(a, b)))
-                };
-                let cost = match (self.ways.len() > 1 && !untouched(&parts)).then(known) {
-                    None => 0,
-                    Some(Some((cost, ..))) => *cost,
-                    Some(None) => self.rounds.cost(&parts)?,
-                };
-                self.found.push((cost, index, parts));
-                Ok(true)
-            }
-            Err(PlanError::Infeasible(no)) => {
+    /// Plans in these ways, each within its arenas or else within the budget. Returns whether any
+    /// of them was possible.
+    fn plan(&mut self, asked: &[(usize, Within<'_>)], memo: &Memo) -> Result<bool, PlanError> {
+        let planned = memo.each(asked.len(), |at| {
+            let (index, arenas) = asked[at];
+            planned(self.jobs, &self.ways[index], arenas, memo)
+        });
+        let first = self.found.len();
+        for (&(index, arenas), made) in asked.iter().zip(planned) {
+            match made {
+                Ok(parts) => self.found.push((0, index, parts)),
                 // A failure with given arenas says nothing about the whole budget.
-                self.why = self.why.take().or(arenas.is_none().then_some(no));
-                Ok(false)
+                Err(PlanError::Infeasible(no)) => {
+                    self.why = self.why.take().or(arenas.is_none().then_some(no));
+                }
+                Err(defect) => return Err(defect),
             }
-            Err(defect) => Err(defect),
         }
+        // With only one way there is nothing to compare, and no plan is faster than one without
+        // events.
+        let compared = |at: &usize| self.ways.len() > 1 && !untouched(&self.found[*at].2);
+        // The cost of equal plans is known.
+        let twin = |at: usize| {
+            let parts = &self.found[at].2;
+            let same = |other: &usize| {
+                self.found[*other].2.iter().zip(parts).all(|(a, b)| alike(a, b))
+            };
+            (0..at).find(same)
+        };
+        let compared: Vec<(usize, Option<usize>)> =
+            (first..self.found.len()).filter(compared).map(|at| (at, twin(at))).collect();
+        let new: Vec<usize> =
+            compared.iter().filter(|(_, twin)| twin.is_none()).map(|(at, _)| *at).collect();
+        let costs = memo.each(new.len(), |at| self.rounds.cost(&self.found[new[at]].2));
+        for (at, cost) in new.into_iter().zip(costs) {
+            self.found[at].0 = cost?;
+        }
+        for (at, twin) in compared {
+            if let Some(twin) = twin {
+                self.found[at].0 = self.found[twin].0;
+            }
+        }
+        Ok(self.found.len() > first)
     }
 }
 
@@ -246,8 +260,8 @@ fn link_parts(jobs: &Jobs<'_>, known: &[Known], percent: u64, memo: &Memo) -> Ve
 fn planned(
     jobs: &Jobs<'_>,
     way: &Way,
-    arenas: Option<(&[Bytes], bool)>,
-    memo: &mut Memo,
+    arenas: Within<'_>,
+    memo: &Memo,
 ) -> Result<Vec<Arc<Planned>>, PlanError> {
     let mut asked = jobs.clone();
     if let Way::Planner(method) = way {
@@ -263,29 +277,27 @@ fn planned(
             .map(|(device, &part)| Profile { link: at_rate(&device.link, part), ..device })
             .collect()
     };
-    let attempt = |devices: Vec<Profile>, memo: &mut Memo| -> Result<Vec<_>, PlanError> {
+    let attempt = |devices: Vec<Profile>, memo: &Memo| -> Result<Vec<_>, PlanError> {
         let devices = seen(devices);
         let made = match arenas {
             None => parts(&asked, &devices, memo)?,
             Some((arenas, quick)) => {
-                let mut made = Vec::with_capacity(arenas.len());
-                for ((job, device), &arena) in asked.jobs.iter().zip(&devices).zip(arenas) {
-                    let request = job.request(device, arena, jobs);
+                let parts = memo.each(arenas.len(), |index| {
+                    let request = asked.jobs[index].request(&devices[index], arenas[index], jobs);
                     let part = if quick { memo.once(&request)? } else { memo.plan(&request)? };
-                    made.push(part.map_err(PlanError::Infeasible)?);
-                }
-                made
+                    part.map_err(PlanError::Infeasible)
+                });
+                parts.into_iter().collect::<Result<Vec<_>, _>>()?
             }
         };
         if !matches!(way, Way::Link(..)) {
             return Ok(made);
         }
-        let mut back = Vec::with_capacity(made.len());
-        for (job, part) in asked.jobs.iter().zip(&made) {
-            let request = job.request(jobs.device, jobs.budget, jobs);
-            back.push(memo.on_device(&request, part)?);
-        }
-        Ok(back)
+        let back = memo.each(made.len(), |index| {
+            let request = asked.jobs[index].request(jobs.device, jobs.budget, jobs);
+            memo.on_device(&request, &made[index])
+        });
+        back.into_iter().collect()
     };
     let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()], memo)?;
     if pinned(&made) <= jobs.device.pinned_bytes {
@@ -326,7 +338,7 @@ struct Rounds<'j, 'a> {
 /// # Errors
 /// Only [`PlanError::Defect`].
 pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError> {
-    Rounds::new(jobs, &mut Memo::default()).run(programs)
+    Rounds::new(jobs, &Memo::default()).run(programs)
 }
 
 /// The mean time of an iteration of each job in a round.
@@ -334,7 +346,7 @@ pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError>
 /// # Errors
 /// As [`round`].
 pub fn beside(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {
-    Rounds::new(jobs, &mut Memo::default()).beside(programs)
+    Rounds::new(jobs, &Memo::default()).beside(programs)
 }
 
 /// The sum of the times of a job's iterations in a round, and how many there are.
@@ -344,7 +356,7 @@ fn taken(round: &Round, job: usize) -> (u128, u128) {
 }
 
 impl<'j, 'a> Rounds<'j, 'a> {
-    fn new(jobs: &'j Jobs<'a>, memo: &mut Memo) -> Self {
+    fn new(jobs: &'j Jobs<'a>, memo: &Memo) -> Self {
         let known = jobs.jobs.iter().map(|job| memo.known(job, jobs.device)).collect();
         Self { jobs, known, short: memo.is_coarse() }
     }
@@ -493,7 +505,7 @@ fn divide(
     rounds: &Rounds<'_, '_>,
     way: &Way,
     (mut best, mut now): (u128, Vec<Arc<Planned>>),
-    memo: &mut Memo,
+    memo: &Memo,
 ) -> Result<Vec<Arc<Planned>>, PlanError> {
     for _ in 0..AGAIN {
         // Nothing costs less than plans without events.

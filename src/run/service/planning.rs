@@ -82,7 +82,7 @@ impl Place<'_> {
                 let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph.clone()).collect();
                 return checked(&made, &graphs).map(|()| made.jobs);
             }
-            (false, false) => together::parts_with(&jobs, &mut Memo::default()),
+            (false, false) => together::parts_with(&jobs, &Memo::default()),
             (true, _) => lane(&jobs),
         };
         let mut plans = Vec::with_capacity(jobs.jobs.len());
@@ -124,15 +124,15 @@ type Parts = Result<Vec<Arc<Planned>>, PlanError>;
 /// the rest must fit in the arena. So they are planned for a sum of arenas that is larger than
 /// that, the largest found.
 fn lane(jobs: &Jobs<'_>) -> Parts {
-    let mut memo = Memo::default();
+    let memo = Memo::default();
     let fits = |parts: &[Arc<Planned>]| {
         let splits = || parts.iter().map(|part| Split::of(&part.program, None));
         let kept: Bytes = splits().map(|split| split.persistent).sum();
         kept + splits().map(|split| split.ephemeral).max().unwrap_or_default() <= jobs.budget
     };
-    let mut make = |budget: u64| -> Parts {
+    let make = |budget: u64| -> Parts {
         let asked = Jobs { budget: Bytes(budget), ..jobs.clone() };
-        together::parts_with(&asked, &mut memo)
+        together::parts_with(&asked, &memo)
     };
     let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph).collect();
     // Fragments may need a little more than the peaks.

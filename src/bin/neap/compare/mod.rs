@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use neap::device::Profile;
 use neap::plan::Method;
 use neap::report::frontier::{self, Curve, Panel};
-use neap::sim::allocator::replay::in_parallel;
+use neap::parallel::in_parallel;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 use serde_json::Value;

@@ -125,7 +125,7 @@ impl<'a> Scene<'a> {
         &self,
         methods: &[Method],
         (asked, budget): (Budget, Option<Bytes>),
-        memo: &mut Memo,
+        memo: &Memo,
     ) -> anyhow::Result<Row<Base, Figures>> {
         let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
         let name = methods[0].name();
@@ -222,14 +222,14 @@ impl Case for Scene<'_> {
     ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
         let column = |method: usize| {
             // Budgets share what a planner plans for higher budgets, unless its time is measured.
-            let mut memo = Memo::default();
+            let mut memo = Memo::on_all_cores();
             let mut next = |&budget: &(Budget, Option<Bytes>)| {
                 if flags.timing {
-                    memo = Memo::default();
+                    memo = Memo::on_all_cores();
                 }
                 let methods = &methods[method];
                 bar.set_message(format!("{} on {}", methods[0].name(), self.device().name));
-                let row = self.row(methods, budget, &mut memo);
+                let row = self.row(methods, budget, &memo);
                 bar.inc(1);
                 row
             };

@@ -194,7 +194,7 @@ impl Shares {
         if jobs.len() > 1 {
             let recorded_options = BTreeMap::new();
             let asked = Jobs { jobs, device: &self.device, budget: free, recorded_options };
-            match together::parts_with(&asked, &mut self.memo) {
+            match together::parts_with(&asked, &self.memo) {
                 Ok(parts) => {
                     let arena = |part: &Arc<Planned>| part.plan.figures.arena_bytes.0.max(1);
                     weights = parts.iter().map(arena).collect();
