@@ -249,6 +249,11 @@ pub(super) fn within(
     best
 }
 
+/// As [`within`], without other planners that stand in.
+pub(super) fn by_itself(request: &Request<'_>) -> Result<Planned, PlanError> {
+    alone(request, &Liveness::of(request.graph), None, None, &mut None)
+}
+
 /// A plan of another planner becomes this one's, and says whose it was.
 fn stand_in(request: &Request<'_>, planned: &mut Planned, method: &Method) {
     if method.name() != request.method.name() {

@@ -234,8 +234,9 @@ impl Rung<'_> {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// The plan of the next step, or why there is none; a larger step while the excess is large. The
-    /// plan is made with little effort if the planner allows that.
+    /// The plan of the next step, or why there is none; a larger step while the excess is large.
+    /// The plan is made with little effort if the planner allows that, and if that fails with full
+    /// effort, unless hundreds of plans are made.
     fn look(&self, excess: u64, memo: &Memo) -> Result<Look, PlanError> {
         let (method, sketch) = (&self.request.method, self.request.method.sketch());
         let step = if excess > 8 * self.step { 2 * self.step } else { self.step };
@@ -245,15 +246,17 @@ impl Rung<'_> {
         let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
         let mut look = Look { next: None, blocked: None };
         for quick in [true, false] {
+            let left_out =
+                if quick { sketch == *method } else { memo.is_coarse() && sketch != *method };
+            if left_out {
+                continue;
+            }
             for &target in &targets {
-                let made = match quick {
-                    true if sketch == *method => break,
-                    true => memo.once(&Request {
-                        budget: Bytes(target),
-                        method: sketch.clone(),
-                        ..self.request.clone()
-                    })?,
-                    false => self.plan(method, target, memo)?,
+                let made = if quick {
+                    let (budget, method) = (Bytes(target), sketch.clone());
+                    memo.once(&Request { budget, method, ..self.request.clone() })?
+                } else {
+                    self.plan(method, target, memo)?
                 };
                 match made {
                     Ok(planned) => {
@@ -372,11 +375,7 @@ struct Ladder<'a> {
 }
 
 impl<'a> Ladder<'a> {
-    fn new(
-        jobs: &'a Jobs<'a>,
-        devices: &'a [Profile],
-        memo: &'a Memo,
-    ) -> Result<Self, PlanError> {
+    fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a Memo) -> Result<Self, PlanError> {
         let mut rung = |(job, device): (&Job<'a>, &'a Profile)| {
             let request = job.request(device, jobs.budget, jobs);
             let now = memo.unplanned(&request)?;
@@ -409,9 +408,8 @@ impl<'a> Ladder<'a> {
         let mut unknown: Vec<usize> = (0..self.rungs.len()).collect();
         while sum > budget {
             let excess = (sum - budget) / self.rungs.len().max(1) as u64;
-            let looks = self.memo.each(unknown.len(), |at| {
-                self.rungs[unknown[at]].look(excess, self.memo)
-            });
+            let looks =
+                self.memo.each(unknown.len(), |at| self.rungs[unknown[at]].look(excess, self.memo));
             for (index, look) in unknown.drain(..).zip(looks) {
                 let rung = &mut self.rungs[index];
                 let look = look?;

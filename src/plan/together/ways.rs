@@ -157,9 +157,8 @@ impl Trial<'_, '_> {
         // The cost of equal plans is known.
         let twin = |at: usize| {
             let parts = &self.found[at].2;
-            let same = |other: &usize| {
-                self.found[*other].2.iter().zip(parts).all(|(a, b)| alike(a, b))
-            };
+            let same =
+                |other: &usize| self.found[*other].2.iter().zip(parts).all(|(a, b)| alike(a, b));
             (0..at).find(same)
         };
         let compared: Vec<(usize, Option<usize>)> =
