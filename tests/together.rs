@@ -36,6 +36,18 @@ fn random_graphs(
     (graphs, latencies)
 }
 
+/// A job of usual priority without limits.
+fn plain<'a>(graph: &'a Graph, latencies: &'a [Latency], method: &Method) -> Job<'a> {
+    Job {
+        graph,
+        file: ("x.graph.json".to_owned(), sha256(graph)),
+        latencies,
+        method: method.clone(),
+        priority: 1000,
+        swap_limit: Share::ALL,
+    }
+}
+
 /// Jobs on one device: alone as the engine has it, together never two copies on one wire, and never faster than their operators. (A job
 /// beside others may be faster than alone, if rarely: what comes later may meet less contention between the link's directions.)
 fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
@@ -152,14 +164,7 @@ fn random_jobs_together() {
             Method::named("vdnn-conv").expect("a planner"),
         ];
         let method = methods[random.below(methods.len())].clone();
-        let job = |(graph, latencies)| Job {
-            graph,
-            file: ("x.graph.json".to_owned(), sha256(graph)),
-            latencies,
-            method: method.clone(),
-            priority: 1000,
-            swap_limit: Share::ALL,
-        };
+        let job = |(graph, latencies)| plain(graph, latencies, &method);
         let jobs: Vec<Job<'_>> =
             graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
         let unplanned = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
@@ -221,19 +226,12 @@ fn jobs_planned_for_each_other() {
         let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
         let rounds: Vec<Option<Nanos>> = [true, false]
             .into_iter()
-            .map(|joint| {
+            .map(|together| {
                 let method = Method::Neap(neap::plan::neap::Options {
-                    joint,
+                    together,
                     ..neap::plan::neap::Options::default()
                 });
-                let job = |(graph, latencies)| Job {
-                    graph,
-                    file: (String::new(), sha256(graph)),
-                    latencies,
-                    method: method.clone(),
-                    priority: 1000,
-                    swap_limit: Share::ALL,
-                };
+                let job = |(graph, latencies)| plain(graph, latencies, &method);
                 let jobs =
                     graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
                 let asked =
@@ -287,14 +285,7 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
         let unplanned = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
         let planners = ["neap", "tensile"];
         let method = Method::named(planners[random.below(2)]).expect("a planner");
-        let job = |(graph, latencies)| Job {
-            graph,
-            file: (String::new(), sha256(graph)),
-            latencies,
-            method: method.clone(),
-            priority: 1000,
-            swap_limit: Share::ALL,
-        };
+        let job = |(graph, latencies)| plain(graph, latencies, &method);
         let jobs = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
         let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
         let mut asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
@@ -376,20 +367,17 @@ fn priority_holds_through_any_number_of_replans() {
         let device = builtin::find("host").expect("built in");
         let (graphs, latencies) = random_graphs(&mut random, &device, (1, 3));
         let method = ["tensile", "neap"][random.below(2)];
-        let mut memo = if random.below(2) == 0 { Memo::default() } else { Memo::for_many() };
+        let memo = if random.below(2) == 0 { Memo::default() } else { Memo::for_many() };
         let mut present: Vec<Job<'_>> = Vec::new();
         for replan in 0..6 {
             if present.len() > 2 && random.below(3) == 0 {
                 present.remove(random.below(present.len()));
             } else {
                 let graph = random.below(graphs.len());
+                let method = Method::named(method).expect("a planner");
                 present.push(Job {
-                    graph: &graphs[graph],
-                    file: (String::new(), sha256(&graphs[graph])),
-                    latencies: &latencies[graph],
-                    method: Method::named(method).expect("a planner"),
                     priority: [250, 1000, 4000][random.below(3)],
-                    swap_limit: Share::ALL,
+                    ..plain(&graphs[graph], &latencies[graph], &method)
                 });
             }
             let all: Vec<&Graph> = present.iter().map(|job| job.graph).collect();
@@ -421,6 +409,31 @@ fn priority_holds_through_any_number_of_replans() {
     assert!(compared > 0 && slower > 0, "{compared}, {slower}");
 }
 
+/// Plans that are made on all cores are those that are made on one.
+#[test]
+fn the_number_of_cores_changes_no_plan() {
+    let first = crate::common::first();
+    let mut swapped = 0;
+    for seed in first..first + plans() / 40 {
+        let mut random = Random(seed ^ 0xc03e);
+        let device = builtin::find("host").expect("built in");
+        let (graphs, latencies) = random_graphs(&mut random, &device, (1, 2));
+        let job = |graph: usize| plain(&graphs[graph], &latencies[graph], &Method::default());
+        let jobs: Vec<Job<'_>> = (0..3).map(|_| job(random.below(graphs.len()))).collect();
+        let all: Vec<&Graph> = jobs.iter().map(|job| job.graph).collect();
+        let share = random.between(60, 95) as u64;
+        let budget = Bytes(together::unplanned_peak(&all).0 * share / 100);
+        let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
+        let made = [Memo::default(), Memo::on_all_cores()].map(|memo| {
+            together::make_with(&asked, &memo).map(|made| made.plan).map_err(|e| e.to_string())
+        });
+        assert_eq!(made[0], made[1], "seed {seed}");
+        let swaps = |plan: &Plan| plan.jobs.iter().any(|job| !job.events.is_empty());
+        swapped += usize::from(made[0].as_ref().is_ok_and(swaps));
+    }
+    assert!(swapped > 0);
+}
+
 /// Where far more jobs come than the device can run, launches and ends find most plans made.
 #[test]
 fn many_times_as_many_jobs_need_few_more_plans() {
@@ -435,14 +448,7 @@ fn many_times_as_many_jobs_need_few_more_plans() {
             Conditions { policy: policy::find(policy).expect("a policy"), ..Conditions::default() };
         let plans = [40, 200].map(|count| {
             let arrival = |index: usize| Arrival {
-                job: Job {
-                    graph: &graphs[index % 3],
-                    file: (String::new(), sha256(&graphs[index % 3])),
-                    latencies: &latencies[index % 3],
-                    method: Method::default(),
-                    priority: 1000,
-                    swap_limit: Share::ALL,
-                },
+                job: plain(&graphs[index % 3], &latencies[index % 3], &Method::default()),
                 submitted: Nanos(index as u64 * 1000),
                 iterations: 1 + index as u32 % 5,
             };

@@ -169,7 +169,10 @@ impl Method {
         let switch = |(key, value): &(&str, &str)| {
             known.contains_key(*key) && (*key != "portfolio" || Self::named(value).is_none())
         };
-        let switches = plan.options.iter().map(|(key, value)| (&**key, &**value)).filter(switch);
+        // The former name of a switch.
+        let named = |key| if key == "joint" { "together" } else { key };
+        let switches = plan.options.iter().map(|(key, value)| (named(&**key), &**value));
+        let switches = switches.filter(switch);
         let method = method.with(switches).map_err(|e| match e {
             SwitchError::Unknown { .. } => e.to_string(),
             SwitchError::Value { switch, value, .. } => {
@@ -244,7 +247,7 @@ impl Method {
     #[must_use]
     pub fn alone(&self) -> Self {
         match self {
-            Self::Neap(options) => Self::Neap(neap::Options { joint: false, ..options.clone() }),
+            Self::Neap(options) => Self::Neap(neap::Options { together: false, ..options.clone() }),
             other => other.clone(),
         }
     }
@@ -379,21 +382,23 @@ mod tests {
             chains: false,
             min_swap: Bytes(512),
             prefetch: false,
-            joint: false,
+            together: false,
             portfolio: false,
             ..neap::Options::default()
         };
         let switches = [
             ("chains", "false"),
-            ("joint", "false"),
             ("min-swap", "512"),
             ("portfolio", "false"),
             ("prefetch", "false"),
+            ("together", "false"),
         ];
         let method = Method::Neap(options);
         assert_eq!(Method::recorded(&plan("neap", &switches), 0), Ok(method.clone()));
         let recorded = method.switches();
         assert!(recorded.iter().map(|(k, v)| (&**k, &**v)).eq(switches));
+        let alone = Method::recorded(&plan("neap", &[("together", "false")]), 0);
+        assert_eq!(Method::recorded(&plan("neap", &[("joint", "false")]), 0), alone);
         let tensile = tensile::Options { max_swap_rate: 7, stop_rule: false, ..Default::default() };
         let recorded = plan("tensile", &[("max-swap-rate", "7"), ("stop-rule", "false")]);
         assert_eq!(Method::recorded(&recorded, 0), Ok(Method::Tensile(tensile)));

@@ -99,7 +99,7 @@ pub struct Options {
     pub portfolio: bool,
     /// Of several jobs: plan them in several ways, and choose by what they come to beside each
     /// other ([`super::together`]).
-    pub joint: bool,
+    pub together: bool,
     /// Of several jobs: plan them also for the part of the link that each gets.
     pub link_share: bool,
 }
@@ -136,7 +136,7 @@ impl Default for Options {
             mend: true,
             effort: EFFORT,
             portfolio: true,
-            joint: true,
+            together: true,
             link_share: true,
         }
     }

@@ -13,7 +13,7 @@
 //! The first way decides how much memory each job gets, by the steps of [`super::make`], with each
 //! job planned for its part of the link. The other ways plan with less effort for the same parts
 //! and for even parts. Equal jobs of many operators get even parts at once. Other planners have
-//! only one way. Switches: `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one
+//! only one way. Switches: `together`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one
 //! descent of all jobs if they differ, a plan of each different job for each way, and some
 //! milliseconds for each round, twice as many for twice the jobs. More than `MANY` jobs are planned
 //! as if alone. Jobs with few huge
@@ -210,7 +210,7 @@ fn ways(jobs: &Jobs<'_>, known: &[Known], memo: &Memo) -> Vec<Way> {
     let most = if memo.is_coarse() { FEW } else { MANY };
     if !(2..=most).contains(&jobs.jobs.len())
         || options.len() < jobs.jobs.len()
-        || !options.iter().all(|o| o.joint)
+        || !options.iter().all(|o| o.together)
     {
         return alone();
     }

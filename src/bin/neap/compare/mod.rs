@@ -1,7 +1,7 @@
 //! `neap compare`: planners × budgets × devices in one table.
 
 mod one;
-mod several;
+mod together;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -75,7 +75,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Outputs::new(&inputs, &[flags.csv.as_deref(), flags.plot.as_deref()])?;
     match &flags.graphs[..] {
         [job] => job.alone().and_then(|()| one::main(flags, job, as_json)),
-        _ => several::main(flags, as_json),
+        _ => together::main(flags, as_json),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `neap plan`: a plan within a budget, proved safe before it is written.
 
 mod one;
-mod several;
+mod together;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             bail!("--overlap: one job has no other to share bytes with; leave it out or add jobs")
         }
         [job] => job.alone().and_then(|()| one::main(flags, job, as_json)),
-        _ => several::main(flags, as_json),
+        _ => together::main(flags, as_json),
     }
 }
 

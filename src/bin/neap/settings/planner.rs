@@ -76,8 +76,8 @@ pub struct Switches {
     #[arg(long)]
     no_portfolio: bool,
     /// neap, several jobs: Plan them in only one way, however they run beside each other.
-    #[arg(long)]
-    no_joint: bool,
+    #[arg(long, alias = "no-joint")]
+    no_together: bool,
     /// neap, several jobs: Never plan for the share of the link that each job gets.
     #[arg(long)]
     no_link_share: bool,
