@@ -12,12 +12,12 @@
 //!
 //! The first way decides how much memory each job gets, by the steps of [`super::make`], with each
 //! job planned for its part of the link. The other ways plan with less effort for the same parts
-//! and for even parts. Equal jobs of many operators get even parts at once. Other planners have
-//! only one way. Switches: `together`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one
-//! descent of all jobs if they differ, a plan of each different job for each way, and some
-//! milliseconds for each round, twice as many for twice the jobs. More than `MANY` jobs are planned
-//! as if alone. Jobs with few huge
-//! tensors take long, because each part whose tensors can't be placed is searched for.
+//! and for even parts. Equal jobs of many operators get even parts at once, others in the end if
+//! that costs little. Other planners have only one way. Switches: `together`, `link-share`,
+//! `portfolio` in [`neap::Options`]. Cost: one descent of all jobs if they differ, a plan of each
+//! different job for each way, and some milliseconds for each round, twice as many for twice the
+//! jobs. More than `MANY` jobs are planned as if alone. Jobs with few huge tensors take long,
+//! because each part whose tensors can't be placed is searched for.
 
 use std::sync::Arc;
 
@@ -112,9 +112,13 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     found.retain(|(cost, ..)| *cost <= best.0 + best.0 / NEAR);
     let others = if memo.is_coarse() { 0 } else { OTHERS };
     let mixed = mix(&rounds, best.0, best.2, found.iter().take(others).map(|o| &o.2[..]))?;
-    let divided =
-        if memo.is_coarse() { mixed.1 } else { divide(&rounds, &ways[best.1], mixed, memo)? };
-    let way = ways[best.1].name().map(str::to_owned);
+    let way = &ways[best.1];
+    let divided = if memo.is_coarse() {
+        mixed.1
+    } else {
+        level(&rounds, way, divide(&rounds, way, mixed, memo)?, memo)?
+    };
+    let way = way.name().map(str::to_owned);
     Ok(Made { parts: by_priority(jobs, divided), way })
 }
 
@@ -396,14 +400,10 @@ impl<'j, 'a> Rounds<'j, 'a> {
             loss(beside[index]) * 1000 / loss(parts[index].plan.figures.iteration_ns)
         };
         let ratios: Vec<u128> = (0..parts.len()).map(|index| ratio(index).max(1)).collect();
-        let like = |a: usize, b: usize| {
-            let (a, b) = (&self.jobs.jobs[a], &self.jobs.jobs[b]);
-            a.file.1 == b.file.1 && a.priority == b.priority
-        };
         // Equal jobs have equal weights.
         let even = |index: usize| {
-            let twins = || (0..ratios.len()).filter(move |&other| like(index, other));
-            twins().map(|twin| ratios[twin]).sum::<u128>() / twins().count().max(1) as u128
+            let twins = twins(self.jobs, index);
+            twins.iter().map(|&twin| ratios[twin]).sum::<u128>() / twins.len().max(1) as u128
         };
         let even: Vec<u128> = (0..ratios.len()).map(even).collect();
         let (least, most) = (even.iter().min(), even.iter().max());
@@ -505,7 +505,7 @@ fn divide(
     way: &Way,
     (mut best, mut now): (u128, Vec<Arc<Planned>>),
     memo: &Memo,
-) -> Result<Vec<Arc<Planned>>, PlanError> {
+) -> Result<(u128, Vec<Arc<Planned>>), PlanError> {
     for _ in 0..AGAIN {
         // Nothing costs less than plans without events.
         if best == 0 {
@@ -523,5 +523,53 @@ fn divide(
         }
         (best, now) = (cost, parts);
     }
-    Ok(now)
+    Ok((best, now))
+}
+
+/// The jobs that are equal to this one in every respect, itself among them.
+fn twins(jobs: &Jobs<'_>, index: usize) -> Vec<usize> {
+    let one = &jobs.jobs[index];
+    let alike = |other: &super::Job<'_>| {
+        other.file.1 == one.file.1
+            && other.method == one.method
+            && other.priority == one.priority
+            && other.swap_limit == one.swap_limit
+    };
+    (0..jobs.jobs.len()).filter(|&other| alike(&jobs.jobs[other])).collect()
+}
+
+/// Gives equal jobs with different plans even parts of the memory, if that costs little. Otherwise
+/// the last steps down and the bytes left over may all be one job's, which is then far slower, or
+/// far faster, than its twin.
+fn level(
+    rounds: &Rounds<'_, '_>,
+    way: &Way,
+    (best, now): (u128, Vec<Arc<Planned>>),
+    memo: &Memo,
+) -> Result<Vec<Arc<Planned>>, PlanError> {
+    let jobs = rounds.jobs;
+    let arena = |index: usize| now[index].plan.figures.arena_bytes.0;
+    let uneven =
+        |index: usize| twins(jobs, index).iter().any(|&twin| !alike(&now[twin], &now[index]));
+    let even = |index: usize| {
+        let twins = twins(jobs, index);
+        Bytes(twins.iter().map(|&twin| arena(twin)).sum::<u64>() / twins.len() as u64 / 512 * 512)
+    };
+    let all = 0..now.len();
+    if !all.clone().any(uneven) {
+        return Ok(now);
+    }
+    let arenas: Vec<Bytes> = all.map(even).collect();
+    let made = match planned(jobs, way, Some((&arenas, false)), memo) {
+        Ok(made) => made,
+        Err(PlanError::Infeasible(_)) => return Ok(now),
+        Err(defect) => return Err(defect),
+    };
+    let replaced = made.into_iter().enumerate();
+    let replaced =
+        replaced.map(|(index, part)| if uneven(index) { part } else { Arc::clone(&now[index]) });
+    let leveled: Vec<Arc<Planned>> = replaced.collect();
+    let takes = pinned(&leveled) <= jobs.device.pinned_bytes
+        && rounds.cost(&leveled)? <= best + best / NEAR;
+    Ok(if takes { leveled } else { now })
 }
