@@ -72,7 +72,11 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
     make_with(jobs, &Memo::on_all_cores())
 }
 
-fn make_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
+/// As [`make`], with plans made before.
+///
+/// # Errors
+/// As [`make`].
+pub fn make_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
     let (mut best, refused) = match together::make_with(jobs, memo) {
         Ok(together) => {
             let times = beside(jobs, &together.plan)?;

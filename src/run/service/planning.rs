@@ -76,14 +76,17 @@ impl Place<'_> {
     fn plans(&self) -> Result<Vec<JobPlan>, String> {
         let jobs = self.jobs();
         let shares = self.asked.iter().any(|asked| asked.plan.window.is_some());
+        // On one core: the jobs compute on the others.
+        let memo = Memo::default();
         let parts = match (self.in_turn, shares) {
             (false, true) => {
-                let made = overlap::make(&jobs).map_err(|e| e.to_string())?.together.plan;
+                let made = overlap::make_with(&jobs, &memo).map_err(|e| e.to_string())?;
+                let made = made.together.plan;
                 let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph.clone()).collect();
                 return checked(&made, &graphs).map(|()| made.jobs);
             }
-            (false, false) => together::parts_with(&jobs, &Memo::default()),
-            (true, _) => lane(&jobs),
+            (false, false) => together::parts_with(&jobs, &memo),
+            (true, _) => lane(&jobs, &memo),
         };
         let mut plans = Vec::with_capacity(jobs.jobs.len());
         for (part, job) in parts.map_err(|e| e.to_string())?.into_iter().zip(&jobs.jobs) {
@@ -123,8 +126,7 @@ type Parts = Result<Vec<Arc<Planned>>, PlanError>;
 /// Plans for jobs of which one runs at a time. What they keep between iterations and the largest of
 /// the rest must fit in the arena. So they are planned for a sum of arenas that is larger than
 /// that, the largest found.
-fn lane(jobs: &Jobs<'_>) -> Parts {
-    let memo = Memo::default();
+fn lane(jobs: &Jobs<'_>, memo: &Memo) -> Parts {
     let fits = |parts: &[Arc<Planned>]| {
         let splits = || parts.iter().map(|part| Split::of(&part.program, None));
         let kept: Bytes = splits().map(|split| split.persistent).sum();
@@ -132,7 +134,7 @@ fn lane(jobs: &Jobs<'_>) -> Parts {
     };
     let make = |budget: u64| -> Parts {
         let asked = Jobs { budget: Bytes(budget), ..jobs.clone() };
-        together::parts_with(&asked, &memo)
+        together::parts_with(&asked, memo)
     };
     let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph).collect();
     // Fragments may need a little more than the peaks.
