@@ -12,6 +12,7 @@ mod blocked;
 mod mend;
 mod minimum;
 mod polish;
+mod proof;
 mod reserve;
 mod rungs;
 
@@ -178,6 +179,9 @@ pub(super) fn make_against(
     other: Option<Nanos>,
 ) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
+    if let Some(no) = proof::refusal(request, &liveness, framework)? {
+        return Err(PlanError::Infeasible(no));
+    }
     if framework.is_none() {
         return rungs::make(request, &liveness, other);
     }

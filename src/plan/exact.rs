@@ -18,11 +18,11 @@ use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tens
 use crate::units::{Bytes, Nanos, TensorId, mix};
 
 /// Small numbers that follow from a seed.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
     /// Between the two, both included.
-    fn between(&mut self, low: u64, high: u64) -> u64 {
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
         self.0 = mix(self.0);
         low + self.0 % (high - low + 1)
     }
@@ -66,7 +66,7 @@ const UNIT: u64 = 1024;
 
 /// A job of two or three layers, of which one or two have a parameter with a state: forward,
 /// gradients of activations and parameters, updates.
-fn job(random: &mut Random) -> (Graph, Vec<Latency>) {
+pub fn job(random: &mut Random) -> (Graph, Vec<Latency>) {
     let with = random.between(1, 2);
     let layers = random.between(2, 4 - with);
     let first = random.between(0, layers - with);
@@ -83,7 +83,7 @@ fn job(random: &mut Random) -> (Graph, Vec<Latency>) {
         outputs.push(add(random, format!("a{layer}"), Role::Activation));
         if (first..first + with).contains(&layer) {
             let parameter = add(random, format!("w{layer}"), Role::Parameter);
-            *owned = Some((parameter, layer));
+            *owned = Some(parameter);
         }
     }
     // Gradients and states are as large as what they belong to.
@@ -94,14 +94,14 @@ fn job(random: &mut Random) -> (Graph, Vec<Latency>) {
     };
     let mut made: Vec<(String, Phase, Vec<usize>, usize)> = Vec::new();
     for layer in 0..layers {
-        let reads = [Some(outputs[layer]), owned[layer].map(|of| of.0)];
+        let reads = [Some(outputs[layer]), owned[layer]];
         let reads = reads.into_iter().flatten().collect();
         made.push((format!("forward{layer}"), Phase::Forward, reads, outputs[layer + 1]));
     }
     let mut updates = Vec::new();
     let mut gradient = outputs[layers];
     for layer in (0..layers).rev() {
-        if let Some((parameter, _)) = owned[layer] {
+        if let Some(parameter) = owned[layer] {
             let of = alike(format!("g{layer}"), parameter, Role::Gradient);
             let state = alike(format!("m{layer}"), parameter, Role::OptimizerState);
             let reads = vec![outputs[layer], gradient];
@@ -110,7 +110,7 @@ fn job(random: &mut Random) -> (Graph, Vec<Latency>) {
         }
         if layer > first {
             let below = alike(format!("d{layer}"), outputs[layer], Role::Gradient);
-            let reads = [Some(outputs[layer]), Some(gradient), owned[layer].map(|of| of.0)];
+            let reads = [Some(outputs[layer]), Some(gradient), owned[layer]];
             let reads = reads.into_iter().flatten().collect();
             made.push((format!("data{layer}"), Phase::Backward, reads, below));
             gradient = below;
@@ -139,7 +139,7 @@ fn job(random: &mut Random) -> (Graph, Vec<Latency>) {
 
 /// A link whose directions do not slow each other, so that the search need not count how far a copy
 /// is while the other direction comes and goes.
-fn device() -> Profile {
+pub fn device() -> Profile {
     let mut device = builtin::find("host").expect("built in");
     let rate = 1_000_000_000;
     device.link =

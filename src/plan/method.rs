@@ -226,6 +226,16 @@ impl Method {
         all
     }
 
+    /// Whether its plans may copy tensors to the host.
+    #[must_use]
+    pub const fn swaps(&self) -> bool {
+        match self {
+            Self::Neap(options) => options.swap,
+            Self::Checkpoint(_) | Self::Dtr(_) => false,
+            _ => true,
+        }
+    }
+
     /// See [`Planner::limited`].
     #[must_use]
     pub fn limited(&self, share: Share) -> Option<Self> {

@@ -15,6 +15,9 @@ use crate::units::Bytes;
 const TARGETS: u64 = 16;
 const CLOSER: u32 = 5;
 
+/// Targets where the answer is no anyway.
+const ROUGH: u64 = 4;
+
 /// The plan with the smallest budget that is found.
 ///
 /// # Errors
@@ -147,6 +150,23 @@ fn lowest(
         }
     }
     Ok(best)
+}
+
+/// The least bytes that the planner reaches with little effort at a few targets above a floor.
+pub(super) fn roughly(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    framework: Option<&Framework>,
+    floor: Bytes,
+) -> Result<Option<Bytes>, PlanError> {
+    let (quick, mut memory, mut least) = (request.method.quick(), None, None);
+    let range = liveness.peak.saturating_sub(floor).0;
+    for part in 0..ROUGH {
+        let target = floor.0 + range / ROUGH * part;
+        let found = reached(request, liveness, framework, &quick, target, &mut memory)?;
+        least = found.as_ref().map(Planned::bound).into_iter().chain(least).min();
+    }
+    Ok(least)
 }
 
 /// What a planner comes to at a target, be it above the target; `None` where a framework's
