@@ -193,6 +193,27 @@ def test_what_is_unsound_stays_in_the_step(name: str) -> None:
     assert any(why in note for note in report.notes), report.notes
 
 
+def looks() -> Job:
+    job = wide(torch.optim.Adam)
+
+    def iteration() -> torch.Tensor:
+        job.optimizer.zero_grad()
+        loss = job.model(torch.randn(2, 64)).square().mean()
+        loss.backward()
+        size = job.model[0].weight.detach().norm()
+        job.optimizer.step()
+        return loss.detach() + size
+
+    return Job(job.model, job.optimizer, iteration)
+
+
+def test_a_parameter_that_is_read_before_the_step_is_updated_there() -> None:
+    expected, _ = run(looks, None)
+    found, report = run(looks, "60%")
+    assert same(expected, found), report
+    assert report.early_updates == 11 * report.planned > 0, report
+
+
 def test_what_changes_later_is_an_error() -> None:
     torch.manual_seed(3)
     job = wide(torch.optim.SGD, lr=0.1)

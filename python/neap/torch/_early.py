@@ -9,6 +9,7 @@ taken back).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from neap.torch._graph import Iteration, Life, Node
 from neap.torch._recorder import Recorder
 from neap.torch._states import divisible
 from neap.torch._storage import Storage, blocks
+from neap.torch._turns import Turns
 from neap.torch._watch import BACKWARD, OPTIMIZE, Watch
 
 
@@ -126,6 +128,12 @@ def _single(node: Node) -> Storage | None:
     return parameters[0] if len(parameters) == 1 else None
 
 
+def updated(found: Iteration) -> list[str]:
+    """The parameters whose updates :func:`moved` put into backward."""
+    places = (node for node in found.nodes if node.op is None and node.phase == BACKWARD)
+    return [s.name for node in places for s in node.writes if s.role == "parameter"]
+
+
 def _order(found: Iteration, at: dict[Storage, int]) -> tuple[list[int], set[int]]:
     """Old places in their new order, and which of them are updates that moved."""
     used: dict[Storage, int] = {}
@@ -211,12 +219,26 @@ def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 class Early:
-    """Updates parameters inside backward between :meth:`start` and :meth:`stop`."""
+    """Updates parameters inside backward between :meth:`start` and :meth:`stop`.
 
-    def __init__(self, optimizer: Optimizer, watch: Watch) -> None:
+    Args:
+        parameters: those that are updated there. Others are updated in the step: the script reads
+            them before it.
+        turns: what brings states that are away for their update.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        watch: Watch,
+        parameters: Collection[torch.Tensor],
+        turns: Turns,
+    ) -> None:
         self.optimizer = optimizer
         self.watch = watch
         self.updates = 0
+        self._parameters = set(parameters)
+        self._turns = turns
         self._group: dict[torch.Tensor, int] = {}
         self._done: set[torch.Tensor] = set()
         self._settings: list[dict[str, Any]] | None = None
@@ -226,7 +248,7 @@ class Early:
         """From now on updates run early."""
         for number, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
-                if parameter.requires_grad and parameter.is_leaf:
+                if parameter in self._parameters:
                     self._group[parameter] = number
                     handle = parameter.register_post_accumulate_grad_hook(self._ready)
                     self._handles.append(handle)
@@ -256,7 +278,9 @@ class Early:
         try:
             for number, group in enumerate(groups):
                 group["params"] = [parameter] if number == mine else []
+            self._turns.before(parameter)
             step(self.optimizer)
+            self._turns.after(parameter)
         finally:
             for group, parameters in zip(groups, whole):
                 group["params"] = parameters

@@ -12,6 +12,9 @@ _REFINEMENTS = 3
 """So often a smaller margin is tried once a plan fits that leaves memory unused."""
 
 
+_STEPS = 16
+"""A small step of a margin is this part of the budget."""
+
 _TRIMS = 8
 """So often in an iteration the allocator may give back what it keeps free."""
 
@@ -22,7 +25,8 @@ class Margin:
     A plan for the budget less a margin is tried for an iteration or two. Where the allocator
     reserves too much, the margin grows by that; where that did not help, by twice the last step. A
     lower plan leaves smaller gaps, so that the first margin that fits may leave much unused: then
-    margins between it and the last that did not fit are tried.
+    margins between it and the last that did not fit are tried. What updates inside backward reserve
+    depends on which tensors move more than on their bytes, so their margin grows in small steps.
     """
 
     def __init__(self, size: int = 0) -> None:
@@ -48,6 +52,8 @@ class Margin:
                 step = over + (2 << 20)
                 if over >= self._over:  # The last step did not help.
                     step = max(step, 2 * self._step)
+                if schedule.early:
+                    step = min(step, schedule.budget_bytes // _STEPS)
                 self._over, self._step = over, step
                 self.bytes += step
                 return self.bytes

@@ -89,7 +89,8 @@ class Fit:
         self._updates = Updates(self.watch, self._optimizers, self._not_early)
         self._times: list[float] = []
         self._began = 0.0
-        self._margin = Margin()
+        self._margins = {False: Margin(), True: Margin()}
+        """Those of plans with all updates in the step, and with updates inside backward."""
         self._learned = 0
         """The margin that the watched iterations showed."""
         self._settled = False
@@ -210,6 +211,7 @@ class Fit:
                     self.enforcement.device = self.device
             if self.schedule is not None:
                 self._updates.follow(self.schedule)
+                self.runtime.turns = self._updates.turns
 
     def _stepped(self, optimizer: Optimizer) -> None:
         if optimizer is self._optimizers[0] and not self._by_hand:
@@ -318,8 +320,7 @@ class Fit:
             return
         self._say("neap: planning")
         self._learned = self.enforcement.learn(found.peak)
-        self._margin = Margin(self._learned)
-        self._report.margin_bytes = self._margin.bytes
+        self._forget_margins()
         try:
             self.planner = Planner(
                 recorder,
@@ -332,7 +333,7 @@ class Fit:
                 lend=self._lendable(recorder),
             )
             offer = self._join(self.planner)
-            schedule = self.planner.plan(self._budget, self._report.margin_bytes)
+            schedule = self._planned(self.planner)
         except (PlanError, ShareError) as error:
             self._give_up(str(error))
             return
@@ -396,7 +397,7 @@ class Fit:
         else:
             # The margin that was found belongs to the plan for the share before.
             self._settled, self._replans = False, 0
-            self._margin, report.margin_bytes = Margin(self._learned), self._learned
+            self._forget_margins()
             self._replan(f"{offer.why}: the share is {offer.share_bytes} bytes")
         self._share.took(offer)
 
@@ -454,8 +455,9 @@ class Fit:
                 )
             self._replan("calls that did not give the same again are kept")
             return
-        found = self._margin.judge(schedule, over)
-        report.margin_bytes = self._margin.bytes
+        margin = self._margins[schedule.early]
+        found = margin.judge(schedule, over)
+        report.margin_bytes = margin.bytes
         if isinstance(found, int) and self._replans < _REPLANS:
             unused = f"the allocator left {-over} bytes of the budget unused"
             more = f"the allocator reserved {over} bytes more than the budget"
@@ -503,7 +505,7 @@ class Fit:
         if why is not None:
             profile["link"] = measured_link(meter.rates, profile["link"])
             self._settled = False
-            self._margin = Margin(report.margin_bytes)
+            self._margins = {early: Margin(one.bytes) for early, one in self._margins.items()}
             self._replan(why)
 
     def _end_search(self) -> None:
@@ -519,12 +521,22 @@ class Fit:
         report.replans.append(why)
         self._say(f"neap: planning anew: {why}")
         try:
-            made = self.planner.plan(self._budget, report.margin_bytes, self._banned)
+            made = self._planned(self.planner)
         except PlanError as error:
             report.notes.append(str(error))
             self._end_search()
             return
         self._act(made)
+
+    def _forget_margins(self) -> None:
+        """What is known of the allocator is what the watched iterations showed."""
+        self._margins = {early: Margin(self._learned) for early in (False, True)}
+
+    def _planned(self, planner: Planner) -> Schedule:
+        margins = self._margins[False].bytes, self._margins[True].bytes
+        made = planner.plan(self._budget, margins, self._banned)
+        self._report.margin_bytes = margins[made.early]
+        return made
 
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -547,6 +559,7 @@ class Fit:
         self.enforcement.lift()
         self.runtime.follow(None)
         self._updates.follow(schedule)
+        self.runtime.turns = self._updates.turns
         compact(self.watch, self._optimizers)
         self.enforcement.restart()
         # What the plan before this one reserved is given back by now.
@@ -561,7 +574,7 @@ class Fit:
         self._say(
             f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "
             f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
-            f"{len(schedule.away)} states are swapped, {lent}"
+            f"{len(schedule.away) + sum(map(len, schedule.turns))} states are swapped, {lent}"
             f"{len(schedule.again)} calls and {len(schedule.remade)} operators run again; "
             f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
             f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from neap.torch._calls import View
@@ -98,11 +96,10 @@ Kept = tuple[torch.Tensor, int, int]
 iteration or -1, and its version.
 """
 
-Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, int, bool]
-"""What is expected of a saved tensor: type, shape, strides, offset, names that the function that
-made it may have, what keeps it if its bytes may go, the number that it gets besides its place, and
-whether anything is done at its point.
-"""
+
+def kept(tensor: torch.Tensor, number: int = -1) -> Kept:
+    """What keeps a tensor itself. A tensor that keeps itself would never be freed."""
+    return tensor.detach(), number, tensor._version
 
 
 class Counts:

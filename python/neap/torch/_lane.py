@@ -20,35 +20,53 @@ class Lane:
         self.stream = torch.cuda.Stream()
         self.ends: list[Any] = []
         self._fence = torch.cuda.Event()
-        self._compute: Any = None
         self._device = self.stream.device_index
+        self._compute: Any = None
+        self._handle = 0
+        """The compute stream's, while that is known."""
+        # What `torch.cuda.set_stream` and `Event.record` do with a given stream.
+        self._switch = torch._C._cuda_setStream
+        event: Any = torch.cuda.Event.__base__
+        self._record = event.record
+        self._to = _named(self.stream)
+        self._back: dict[str, int] = {}
 
     def compute(self) -> Any:
         """The stream on which the script computes. Making its object anew each time takes longer
         than asking for its handle.
         """
         handle = torch._C._cuda_getCurrentRawStream(self._device)
-        if self._compute is None or self._compute.cuda_stream != handle:
-            self._compute = torch.cuda.current_stream(self._device)
+        if self._compute is None or self._handle != handle:
+            self._compute, self._handle = torch.cuda.current_stream(self._device), handle
+            self._back = _named(self._compute)
         return self._compute
 
     def __enter__(self) -> None:
         """What runs within goes to this stream, after all that was asked of the compute stream."""
         compute = self.compute()
-        self._fence.record(compute)
+        self._record(self._fence, compute)
         self._fence.wait(self.stream)
-        torch.cuda.set_stream(self.stream)
+        self._switch(**self._to)
 
     def __exit__(self, *error: object) -> None:
-        torch.cuda.set_stream(self._compute)
+        self._switch(**self._back)
 
     def ended(self, number: int) -> None:
         """The copy of this number has been asked for."""
-        self.ends[number].record(self.stream)
+        self._record(self.ends[number], self.stream)
 
     def wait(self, number: int) -> None:
         """The compute stream goes on after the copy of this number."""
         self.ends[number].wait(self.compute())
+
+
+def _named(stream: Any) -> dict[str, int]:
+    """What PyTorch knows a stream by."""
+    return {
+        "stream_id": stream.stream_id,
+        "device_index": stream.device_index,
+        "device_type": stream.device_type,
+    }
 
 
 def copy(

@@ -22,10 +22,12 @@ from typing import Any
 import torch
 
 from neap.torch import _form, _world
+from neap.torch._answer import Timeline, schedule
+from neap.torch._early import updated
 from neap.torch._graph import Iteration
 from neap.torch._ranges import Range, candidates, families, operators, unchained
 from neap.torch._recorder import Recorder
-from neap.torch._schedule import Schedule, Timeline, schedule
+from neap.torch._schedule import Schedule
 from neap.torch._storage import Storage
 from neap.torch._world import World
 
@@ -210,17 +212,19 @@ class Planner:
 
     def _world(self, ranges: Sequence[Range]) -> World:
         if self._way == _EARLY and self.soon is not None:
-            # States stay: they would have to come and go beside backward's own copies.
-            return World(self.recorder, self.soon, ranges, False)
+            return World(self.recorder, self.soon, ranges, self.move_states, early=True)
         lend = self._lend if self._way == _LENDING else ()
         return World(self.recorder, self.found, ranges, self.move_states, self.ahead, lend)
 
-    def plan(self, budget: Callable[[int], int], less: int = 0, banned: Bans = ()) -> Schedule:
+    def plan(
+        self, budget: Callable[[int], int], less: tuple[int, int] = (0, 0), banned: Bans = ()
+    ) -> Schedule:
         """The schedule for a budget.
 
         Args:
             budget: the budget in bytes, given the unplanned peak in bytes.
-            less: bytes of it that the allocator needs beyond what it gives out.
+            less: bytes of it that the allocator needs beyond what it gives out, with all updates in
+                the step and with updates inside backward.
             banned: calls that must not be run again.
 
         Raises:
@@ -228,10 +232,10 @@ class Planner:
                 plan is the lowest that was found, and ``met`` is false.
         """
         asked = budget(self.unplanned)
-        bound = max(asked - less, _LEAST)
+        bound, bound_soon = (max(asked - size, _LEAST) for size in less)
         self.ahead = World(self.recorder, self.found, (), True, True).step_peak() <= bound
         usable = [r for r in self.ranges if r.key not in set(banned)]
-        kept = self._kept(bound, usable)
+        kept = self._kept((bound, bound_soon), usable)
         if kept is not None and kept.exists():
             with contextlib.suppress(ValueError):  # From another version: it is written anew.
                 made = Schedule.load(kept)
@@ -248,17 +252,18 @@ class Planner:
                 best = min(best, lending, key=_worth)
             if self.soon is not None:
                 soon = [r for r in self._soon_ranges if r.key not in set(banned)]
-                best = min(best, self._search_by(_EARLY, Path(folder), bound, soon), key=_worth)
+                early = self._search_by(_EARLY, Path(folder), bound_soon, soon)
+                best = min(best, early, key=_worth)
             form = json.loads(best.plan.read_text())
             drawn = Path(folder) / "timeline.json"
             simulate = [self.neap, "simulate", str(best.plan), "--timeline", str(drawn)]
             code, _, error = _run(simulate)
             if code != 0:
                 raise PlanError(f"neap simulate failed: {error.strip()}")
-            early = best.world.found is self.soon
-            divisible = self.move_states and not early
+            divisible = self.move_states and not best.world.early
             made = schedule(best.world, form, Timeline(drawn, best.world), best.peak, divisible)
-        made.early = early
+        made.early = best.world.early
+        made.soon = updated(best.world.found) if made.early else []
         made.met = best.met
         made.budget_bytes = asked
         made.unplanned_peak_bytes = self.unplanned
@@ -271,7 +276,7 @@ class Planner:
                 made.save(kept)
         return made
 
-    def _kept(self, bound: int, usable: Sequence[Range]) -> Path | None:
+    def _kept(self, bounds: tuple[int, int], usable: Sequence[Range]) -> Path | None:
         """Where the plan for these bytes is kept between runs: its name says what it is for."""
         if self._key is None:
             return None
@@ -283,7 +288,7 @@ class Planner:
         ranges = [(r.key, r.first, r.after, r.trigger.place) for r in usable]
         rest = [
             torch.__version__,
-            bound,
+            bounds,
             self.move_states,
             _world.SMALLEST,
             ranges,

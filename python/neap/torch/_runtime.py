@@ -9,25 +9,28 @@ streams of their own.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from neap.torch._calls import View
 from neap.torch._enforce import Growth
-from neap.torch._holder import Counts, Handle, Holder, Kept, Wanted, dense, fills, flat
+from neap.torch._holder import Counts, Handle, Holder, Kept, fills, flat, kept
 from neap.torch._lane import Lane
 from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter
 from neap.torch._recompute import Recompute
-from neap.torch._recorder import PLAIN, is_subclass, names_of, node_name
+from neap.torch._recorder import PLAIN, names_of
 from neap.torch._remake import Made, Remakes
 from neap.torch._schedule import Due, Point, Schedule, due
 from neap.torch._storage import blocks
 from neap.torch._timeline import Timeline
+from neap.torch._turns import Turns
 from neap.torch._versions import changed
+from neap.torch._wanted import Wanted, differs, whole
+
+_STRIDED = torch.strided
 
 
 class Runtime:
@@ -53,6 +56,8 @@ class Runtime:
         self._backwards = 0
         self._at_backward: list[Due | None] = []
         """What is yet to be done in this iteration when backward begins."""
+        self.turns: Turns | None = None
+        """What moves states around updates inside backward."""
         self.timeline: Timeline | None = None
         self.meter: Meter | None = None
         self.schedule: Schedule | None = None
@@ -94,7 +99,6 @@ class Runtime:
             RuntimeError: if there is not enough pinned memory.
         """
         self.schedule = schedule
-        self._all = [] if schedule is None else self._wants(schedule)
         self._slots, self._whole = [], []
         if self.device == "cuda" and self._out is None:
             self._out, self._in = Lane(), Lane()
@@ -111,6 +115,7 @@ class Runtime:
             self._sizes = schedule.sizes
             self._whole = whole(schedule, self._slots)
         self._guests = [None] * len(self._slots)
+        self._all = [] if schedule is None else self._wants(schedule)
         self._points = (
             ([None], [None])
             if schedule is None
@@ -136,6 +141,8 @@ class Runtime:
         self._waiting = {}
         self._by_storage = {}
         self.remakes.begin()
+        if self.turns is not None:
+            self.turns.acting = True
         schedule = self.schedule
         self._wanted = self._all
         if schedule is not None:
@@ -165,9 +172,13 @@ class Runtime:
         """What each saved tensor of an iteration must be, ready for the comparison, and what keeps
         it.
         """
-        keeps: dict[int, Any] = {
-            n: (self._hold, a) for n, a in enumerate(schedule.owner) if a is not None
-        }
+        keeps: dict[int, Any] = {}
+        first: set[int] = set()
+        for n, a in enumerate(schedule.owner):
+            if a is not None:
+                alike = a not in first and self._whole[a] is not None
+                keeps[n] = (self._hold_all if alike else self._hold), a
+                first.add(a)
         keeps.update((n, (self._lend, parcel)) for n, (parcel, _) in schedule.borrowed.items())
         for number, one in enumerate(schedule.remade):
             keeps.update(dict.fromkeys(one.packs, (self._remake, number)))
@@ -234,6 +245,8 @@ class Runtime:
 
     def _rest(self) -> None:
         """Nothing is due any more in this iteration."""
+        if self.turns is not None:
+            self.turns.acting = False
         self._wanted, self._packs, self._unpacks, self._waiting = [], [None], [None], {}
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -247,23 +260,27 @@ class Runtime:
             return kept(tensor) if owner is None else self._hold(-1, owner, tensor)
         number = self.count
         self.count = number + 1
-        if number >= len(self._wanted):
+        wanted = self._wanted
+        if number >= len(wanted):
             return self._unexpected(number, tensor)
-        dtype, shape, stride, offset, names, keep, one, acts = self._wanted[number]
+        dtype, shape, stride, offset, names, keep, one, acts = wanted[number]
         function = tensor.grad_fn
         if not (
             type(tensor) in PLAIN
             and tensor.shape == shape
             and tensor.dtype is dtype
-            and tensor.layout is torch.strided
+            and tensor.layout is _STRIDED
             and tensor.stride() == stride
             and ("" if function is None else function.name()) in names
             and tensor.storage_offset() == offset
         ):
-            why = differs(self._expected(), number, tensor)
+            schedule = self.schedule
+            why = differs([] if schedule is None else schedule.expected, number, tensor)
             if why is not None:
                 self.diverge(why)
                 return kept(tensor)
+            if keep == self._hold_all:
+                keep = self._hold
         if keep is not None:
             packed: Any = keep(number, one, tensor)
         elif function is None:  # No function of autograd's can be reached from it.
@@ -274,9 +291,6 @@ class Runtime:
         if acts or self._waiting:
             self.act(self._packs, number)
         return packed
-
-    def _expected(self) -> Sequence[tuple[View, str]]:
-        return [] if self.schedule is None else self.schedule.expected
 
     def _unexpected(self, number: int, tensor: torch.Tensor) -> Kept:
         """A tensor is saved in an iteration without a plan, or after all that were expected."""
@@ -354,6 +368,22 @@ class Runtime:
             return kept(tensor, place)
         return made
 
+    def _hold_all(self, place: int, number: int, tensor: torch.Tensor) -> Any:
+        """Holds a tensor that is known to look like its place in the pinned pool."""
+        base = tensor.untyped_storage()
+        known = self._by_storage.get(base._cdata)
+        if (
+            base.nbytes() != self._sizes[number]
+            or (known is not None and known() is not None)
+            or tensor.is_conj()
+            or tensor.is_neg()
+            or tensor.is_cuda is not (self.device == "cuda")
+        ):
+            return self._hold(place, number, tensor)
+        holder = Holder(place, number, tensor, base, self._whole[number])
+        self._by_storage[holder.key] = self._holders[number] = weakref.ref(holder)
+        return holder
+
     def _hold(self, place: int, number: int, tensor: torch.Tensor) -> Any:
         if tensor.is_conj() or tensor.is_neg() or tensor.is_cuda is not (self.device == "cuda"):
             return kept(tensor, place)
@@ -422,6 +452,8 @@ class Runtime:
             self._try_again()
         if todo.lent or self.loans.due:
             self.loans.give(todo.lent)
+        if todo.turns and self.turns is not None:
+            self.turns.act(todo.turns)
         if todo.trim and self.device == "cuda":
             torch.cuda.empty_cache()
         if coming:
@@ -542,14 +574,17 @@ class Runtime:
                 lane.__exit__()
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor, lane: str, one: int) -> None:
-        for noting in (self.timeline, self.meter):
-            if noting is not None and noting.on:
-                began = noting.event()
-                to.copy_(source, non_blocking=True)
-                size = self._sizes[one]
-                noting.copied(lane, f"activation {one}", size, began, noting.event())
-                return
+        timeline, meter = self.timeline, self.meter
+        if timeline is not None and timeline.on:
+            noting: Timeline | Meter = timeline
+        elif meter is not None and meter.on:
+            noting = meter
+        else:
+            to.copy_(source, non_blocking=True)
+            return
+        began = noting.event()
         to.copy_(source, non_blocking=True)
+        noting.copied(lane, f"activation {one}", self._sizes[one], began, noting.event())
 
     def _resident(self, holder: Holder) -> torch.Tensor:
         if holder.here is None and holder.host is not None:
@@ -560,44 +595,3 @@ class Runtime:
             holder.coming = False
         assert holder.here is not None
         return holder.here
-
-
-def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor) -> str | None:
-    """How a saved tensor differs from the one that was planned in its place."""
-    if number >= len(expected):
-        return f"more than {len(expected)} saved tensors"
-    view, node = expected[number]
-    if not is_subclass(tensor) and tensor.layout is torch.strided:
-        dtype, shape, stride, offset = view
-        if (
-            tensor.shape != shape
-            or tensor.dtype is not dtype
-            or tensor.stride() != stride
-            or tensor.storage_offset() != offset
-        ):
-            return f"saved tensor {number} is {tuple(tensor.shape)} instead of {shape}"
-    name = node_name(tensor)
-    if name != node:
-        return f"saved tensor {number} is of {name or 'a leaf'} instead of {node or 'a leaf'}"
-    return None
-
-
-def kept(tensor: torch.Tensor, number: int = -1) -> Kept:
-    """What keeps a tensor itself. A tensor that keeps itself would never be freed."""
-    return tensor.detach(), number, tensor._version
-
-
-def whole(schedule: Schedule, slots: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Each slot as a tensor like the first that is saved of its activation, if that is all of it:
-    then it comes back as it was saved.
-    """
-    found: list[torch.Tensor | None] = [None] * len(slots)
-    seen = set()
-    for (view, _), owner in zip(schedule.expected, schedule.owner):
-        if owner is None or owner in seen:
-            continue
-        seen.add(owner)
-        dtype, shape, stride, _ = view
-        if dense(view, schedule.sizes[owner]):
-            found[owner] = slots[owner].view(dtype).as_strided(shape, stride)
-    return found

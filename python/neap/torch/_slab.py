@@ -75,6 +75,10 @@ class Slab:
             owner[name] = host
         return True
 
+    def versions(self) -> list[int]:
+        """How often each tensor on the device was written to."""
+        return [view._version for view in self._views]
+
     def free(self) -> None:
         """Gives the device's memory back. No tensor in it is read again before it comes."""
         self.here.untyped_storage().resize_(0)

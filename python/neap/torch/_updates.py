@@ -9,6 +9,7 @@ from torch.optim.optimizer import Optimizer
 from neap.torch._early import Early, why_not
 from neap.torch._schedule import Schedule, parameter_of
 from neap.torch._states import States, divisible
+from neap.torch._turns import Turns
 from neap.torch._watch import Watch, named_tensors
 
 
@@ -28,13 +29,16 @@ class Updates:
         self._not_early = not_early
         self._states: list[States] = []
         self._soon: Early | None = None
+        self.turns: Turns | None = None
+        """What moves states around updates inside backward, by the present plan."""
         self._made = 0
         """Updates inside backward by the plans before this one."""
 
     @property
     def state_bytes(self) -> int:
         """Bytes of states that were copied since the present plan acts."""
-        return sum(states.bytes_in + states.bytes_out for states in self._states)
+        turned = 0 if self.turns is None else self.turns.bytes
+        return turned + sum(states.bytes_in + states.bytes_out for states in self._states)
 
     @property
     def early(self) -> int:
@@ -50,6 +54,8 @@ class Updates:
         if bring_back:
             for states in self._states:
                 states.stop()
+            if self.turns is not None:
+                self.turns.stop()
         if self._soon is not None:
             self._made += self._soon.updates
             self._soon.stop()
@@ -58,9 +64,9 @@ class Updates:
     def follow(self, schedule: Schedule) -> None:
         """Steps run in pieces; states that the plan moves leave with all of their parameter's."""
         self.stop()
-        self._states = []
+        self._states, self.turns = [], None
         if schedule.early:
-            self._update_early()
+            self._update_early(schedule)
             return
         if not all(map(divisible, self._optimizers)):
             return
@@ -81,7 +87,7 @@ class Updates:
             states.start(wanted)
             self._states.append(states)
 
-    def _update_early(self) -> None:
+    def _update_early(self, schedule: Schedule) -> None:
         """Updates run inside backward, unless something shows that they must not."""
         if not self._optimizers:
             return  # It is known at the first step.
@@ -89,5 +95,22 @@ class Updates:
         if why is not None:
             self._not_early(why)
             return
-        self._soon = Early(self._optimizers[0], self._watch)
+        optimizer = self._optimizers[0]
+        known = {
+            name: tensor
+            for role, name, tensor in named_tensors(self._watch, [optimizer])
+            if role == "parameter"
+        }
+        named = {*schedule.soon, *(parameter_of(names[0]) for names in schedule.turns)}
+        if not named <= known.keys():
+            self._not_early("the plan is for other parameters")
+            return
+        wanted = [
+            (known[parameter_of(names[0])], [name.split(":", 1)[0] for name in names])
+            for names in schedule.turns
+        ]
+        self.turns = Turns(optimizer, self._watch, wanted)
+        self.turns.start()
+        soon = [known[name] for name in schedule.soon]
+        self._soon = Early(optimizer, self._watch, soon, self.turns)
         self._soon.start()

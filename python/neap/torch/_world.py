@@ -113,6 +113,7 @@ class World:
         at: from places of the recording to new places.
         before: the same, ahead of what runs again just before that place.
         ahead: whether copies of states run beside the updates of other pieces.
+        early: whether updates run inside backward; only states of these move then.
         backward: the first place of backward and the one after its last, where parameters may
             leave.
         loans: those that can.
@@ -126,14 +127,17 @@ class World:
         move_states: bool = True,
         ahead: bool = False,
         lend: Collection[Storage] = (),
+        early: bool = False,
     ) -> None:
         self.recorder = recorder
         self.ahead = ahead
+        self.early = early
         self.found = found
         self.ranges = list(ranges)
         self.packs = [s for s in recorder.packs if s.iteration == len(recorder.cuts) - 2]
         self._within = {s for r in self.ranges for s in r.saved}
-        self._owners = self._owners_of_states() if move_states else {}
+        # Inside backward an update is not divided.
+        self._owners = self._owners_of_states() if move_states and not early else {}
         self.whole: dict[str, str] = {}
         """For each part of an optimizer state the name of the state."""
         self._parts: dict[tuple[Storage, int], Storage] = {}
@@ -336,11 +340,13 @@ class World:
         for place, step in enumerate(self.steps):
             for storage in self._states_of(step, [*step.node.reads, *step.node.writes]):
                 uses.setdefault(storage, []).append(place)
-        return {
-            storage: places
-            for storage, places in uses.items()
-            if all(self.steps[place].node.op is None for place in places)
-        }
+
+        def moves(places: Sequence[int]) -> bool:
+            users = [self.steps[place] for place in places]
+            early = len(users) == 1 and users[0].phase == BACKWARD
+            return all(user.node.op is None for user in users) and (early or not self.early)
+
+        return {storage: places for storage, places in uses.items() if moves(places)}
 
     def _loans(self, lend: Collection[Storage]) -> list[Loan]:
         """Parameters that can leave in backward, of an iteration that calls it once."""

@@ -1,0 +1,55 @@
+"""What is expected of the tensors that autograd saves in an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from neap.torch._calls import View
+from neap.torch._holder import dense
+from neap.torch._recorder import is_subclass, node_name
+from neap.torch._schedule import Schedule
+
+Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, int, bool]
+"""What is expected of a saved tensor: type, shape, strides, offset, names that the function that
+made it may have, what keeps it if its bytes may go, the number that it gets besides its place, and
+whether anything is done at its point.
+"""
+
+
+def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor) -> str | None:
+    """How a saved tensor differs from the one that was planned in its place."""
+    if number >= len(expected):
+        return f"more than {len(expected)} saved tensors"
+    view, node = expected[number]
+    if not is_subclass(tensor) and tensor.layout is torch.strided:
+        dtype, shape, stride, offset = view
+        if (
+            tensor.shape != shape
+            or tensor.dtype is not dtype
+            or tensor.stride() != stride
+            or tensor.storage_offset() != offset
+        ):
+            return f"saved tensor {number} is {tuple(tensor.shape)} instead of {shape}"
+    name = node_name(tensor)
+    if name != node:
+        return f"saved tensor {number} is of {name or 'a leaf'} instead of {node or 'a leaf'}"
+    return None
+
+
+def whole(schedule: Schedule, slots: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Each slot as a tensor like the first that is saved of its activation, if that is all of it:
+    then it comes back as it was saved.
+    """
+    found: list[torch.Tensor | None] = [None] * len(slots)
+    seen = set()
+    for (view, _), owner in zip(schedule.expected, schedule.owner):
+        if owner is None or owner in seen:
+            continue
+        seen.add(owner)
+        dtype, shape, stride, _ = view
+        if dense(view, schedule.sizes[owner]):
+            found[owner] = slots[owner].view(dtype).as_strided(shape, stride)
+    return found
