@@ -153,6 +153,7 @@ class Offloaded(torch.optim.Adam):
 
 
 WAYS = ("nothing", "checkpoint every block", "save_on_cpu", "checkpoint, states on the host")
+EARLY = "neap, early updates"
 COMPILED = "torch.compile, activation_memory_budget {share}"
 """The partitioner keeps that share of the activations and computes the others again."""
 
@@ -179,7 +180,11 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
             optimizer.step()
             del loss
 
-    fitted = neap.torch.fit(model, optimizer, budget, profile, verbose=False) if budget else None
+    fitted = None
+    if budget:
+        fitted = neap.torch.fit(
+            model, optimizer, budget, profile, verbose=False, early_updates=way == EARLY
+        )
     for _ in range(40 if fitted else ITERATIONS - 3):
         iterate(1)
         if fitted is not None and fitted.settled:
@@ -236,14 +241,14 @@ def in_an_arena(make: Callable[[], Any], budget: int, profile: str) -> dict[str,
     return {"predicted": json.loads(done.stdout)["iteration_ns"] / 1e6}
 
 
-def beside_arena(rows: list[tuple[str, str, float, float]]) -> None:
+def beside_arena(rows: list[tuple[str, str, str, float, float]]) -> None:
     """A table of models, shares, and times inside PyTorch and in an arena."""
     print()
-    columns = ("model", "budget", "inside PyTorch ms", "arena ms", "ratio")
-    table = Table(columns, ("model", "budget"))
-    for name, share, inside, arena in rows:
+    columns = ("model", "way", "budget", "inside PyTorch ms", "arena ms", "ratio")
+    table = Table(columns, ("model", "way", "budget"))
+    for name, way, share, inside, arena in rows:
         times = f"{inside:,.1f}", f"{arena:,.1f}", f"{inside / arena:.2f}"
-        table.row(name, f"{share} % of reserved", *times)
+        table.row(name, way, f"{share} % of reserved", *times)
 
 
 def alone(name: str, way: str, budget: int, device: str) -> dict[str, Any]:
@@ -278,6 +283,7 @@ def main() -> None:
     parser.add_argument("--budgets", default="60,50", help="shares of the reserved peak, percent")
     parser.add_argument("--models", default="resnet50,gpt2")
     parser.add_argument("--compiled", help="shares for activation_memory_budget, such as 0.5,0.2")
+    parser.add_argument("--early", action="store_true", help="neap with early updates besides")
     parser.add_argument("--arena", action="store_true", help="compare with plans for an arena")
     parser.add_argument("--plot", help="draw the table here, as SVG")
     parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
@@ -296,7 +302,7 @@ def main() -> None:
     columns = ("model", "way", "peak allocated MiB", "peak reserved MiB", f"{kind} ms")
     table = Table(columns, ("model", "way"))
     bars: list[Bar] = []
-    arenas: list[tuple[str, str, float, float]] = []
+    arenas: list[tuple[str, str, str, float, float]] = []
 
     def row(name: str, way: str, found: dict[str, Any], predicted: float | None) -> None:
         ms = predicted if dry else found["ms"]
@@ -308,8 +314,9 @@ def main() -> None:
         rows = {way: alone(name, way, 0, asked.device) for way in WAYS}
         nothing = rows[WAYS[0]]
         fits = {
-            share: alone(name, "neap", nothing["reserved"] * int(share) // 100, asked.device)
+            (share, way): alone(name, way, nothing["reserved"] * int(share) // 100, asked.device)
             for share in asked.budgets.split(",")
+            for way in (("neap", EARLY) if asked.early else ("neap",))
         }
         plain, blocks = (next(iter(fits.values()))[key] for key in ("plain", "again"))
         both = (1 / out + 1 / back) * 1e3
@@ -317,13 +324,15 @@ def main() -> None:
         times = (*times, plain + blocks + nothing["states"] * both)
         for way, ms in zip(WAYS, times):
             row(name, way, rows[way], ms)
-        for share, found in fits.items():
+        plans: dict[str, float] = {}
+        for (share, way), found in fits.items():
             unmet = "" if found["met"] else ", not met"
-            row(name, f"neap, {share} % of reserved{unmet}", found, found["predicted"])
+            row(name, f"{way}, {share} % of reserved{unmet}", found, found["predicted"])
             if asked.arena and found["met"]:
-                budget = nothing["reserved"] * int(share) // 100
-                arena = alone(name, "arena", budget, asked.device)
-                arenas.append((name, share, found["predicted"], arena["predicted"]))
+                if share not in plans:
+                    budget = nothing["reserved"] * int(share) // 100
+                    plans[share] = alone(name, "arena", budget, asked.device)["predicted"]
+                arenas.append((name, way, share, found["predicted"], plans[share]))
         for share in asked.compiled.split(",") if asked.compiled else ():
             way = COMPILED.format(share=share)
             # The dry device has no times of kernels that the compiler makes.
