@@ -8,9 +8,10 @@
 
 use super::{Arranged, Candidate, early, in_all_orders, pieces};
 use crate::budget::{self, PlanError, Request};
-use crate::job::arrange::{Arrangement, Pieces, splittable};
+use crate::job::arrange::{Arrangement, Moved, Pieces, splittable};
 use crate::job::{Graph, Operator, Role};
 use crate::method::Method;
+use crate::neap;
 use crate::sim::reserved::Framework;
 use crate::units::{Nanos, OpId};
 
@@ -51,6 +52,11 @@ const NEAR: u64 = 28;
 /// plans for an allocator quicker by up to 4.4 %.
 const POLISHED: u64 = 16;
 
+/// Where the plan still takes longer than the arena's by more than this part, all is tried again
+/// with twice the effort, and then with four times.
+const FAR: u64 = 22;
+const EFFORTS: [u32; 3] = [1, 2, 4];
+
 /// A plan with other pieces that is quicker than the one that was made, if one was. Updates run in
 /// the order of the arena's plan, or early where that has the framework's.
 pub(super) fn quicker(
@@ -63,16 +69,17 @@ pub(super) fn quicker(
         return Ok(None);
     }
     let unplanned: u64 = request.latencies.iter().map(|l| l.time.0).sum();
-    let slight = |rival: Nanos| rival.0 <= unplanned + unplanned / SLIGHT;
-    if made.is_some_and(|made| slight(made.planned.run.iteration)) {
+    let slight = unplanned + unplanned / SLIGHT;
+    let made = made.map_or(u64::MAX, |made| made.planned.run.iteration.0);
+    if made <= slight {
         return Ok(None);
     }
     let arena = match in_all_orders(request, None) {
         Err(defect @ PlanError::Defect(_)) => return Err(defect),
         arena => arena.ok(),
     };
-    let near = arena.as_ref().map_or(0, |arena| arena.planned.run.iteration.0);
-    let near = near + near / NEAR;
+    let own = arena.as_ref().map_or(0, |arena| arena.planned.run.iteration.0);
+    let enough = slight.max(own + own / NEAR);
     let graph = arena.and_then(|arena| arena.graph);
     let origin = graph.as_ref().and_then(|graph| graph.origin.as_ref());
     let order = match origin.map(|origin| &origin.arrangement.order) {
@@ -81,10 +88,37 @@ pub(super) fn quicker(
         _ => Vec::new(),
     };
     let mut best: Option<Arranged> = None;
+    for times in EFFORTS {
+        let rival = best.as_ref().map_or(made, |best| best.planned.run.iteration.0);
+        let is_far = own > 0 && rival < u64::MAX && rival > slight.max(own + own / FAR);
+        if times > 1 && !is_far {
+            break;
+        }
+        let effort = options.effort.saturating_mul(times);
+        let method = Method::Neap(neap::Options { effort, ..options.clone() });
+        let request = Request { method, ..request.clone() };
+        if let Some(found) = cut(&request, framework, &order, Nanos(rival), enough)? {
+            best = Some(found);
+        }
+    }
+    Ok(best)
+}
+
+/// The quickest plan with any of the pieces that takes less time than `rival`. When one takes no
+/// more than `enough`, no other is looked for.
+fn cut(
+    request: &Request<'_>,
+    framework: &Framework,
+    order: &[Moved],
+    rival: Nanos,
+    enough: u64,
+) -> Result<Option<Arranged>, PlanError> {
+    let Method::Neap(options) = &request.method else { return Ok(None) };
+    let mut best: Option<Arranged> = None;
     let mut tried = Vec::new();
     for cut in CUTS.into_iter().filter(|cut| options.split || matches!(cut, Cut::Not)) {
-        let rival = best.as_ref().or(made).map_or(Nanos(u64::MAX), |b| b.planned.run.iteration);
-        if slight(rival) || rival.0 <= near {
+        let rival = best.as_ref().map_or(rival, |best| best.planned.run.iteration);
+        if rival.0 <= enough {
             break;
         }
         let pieces = match cut {
@@ -92,7 +126,7 @@ pub(super) fn quicker(
             Cut::Equal(bytes) => equal(request.graph, bytes),
             Cut::Not => Vec::new(),
         };
-        let arrangement = Arrangement { order: order.clone(), pieces };
+        let arrangement = Arrangement { order: order.to_vec(), pieces };
         if arrangement.is_empty() || tried.contains(&arrangement) {
             continue;
         }
