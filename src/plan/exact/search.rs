@@ -182,9 +182,7 @@ impl Job {
                     open.push(Reverse((ends, Reverse(time), state)));
                 }
             }
-            let Some(Reverse((_, Reverse(time), state))) = open.pop() else {
-                return None;
-            };
+            let Reverse((_, Reverse(time), state)) = open.pop()?;
             if !reached[&state.at].has(&state, time) {
                 continue;
             }
@@ -363,9 +361,9 @@ impl Job {
         let Some(passes) = running.iter().flatten().map(|(_, left)| *left).min() else { return };
         let at = Progress { turn: 0, ..state.at };
         let mut after = State { at, ..*state };
-        let go_on = |running: Running| running.map(|(what, left)| (what, left - passes));
-        after.at.step = go_on(state.at.step);
-        after.at.copy = state.at.copy.map(go_on);
+        let go_on = |(what, left)| (what, left - passes);
+        after.at.step = state.at.step.map(go_on);
+        after.at.copy = state.at.copy.map(|copy: Running| copy.map(go_on));
         if let Some((step, 0)) = after.at.step {
             let operator = &self.operators[usize::from(step)];
             after.at.step = None;

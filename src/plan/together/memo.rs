@@ -21,7 +21,7 @@ pub struct Memo {
     made: Once<Key, Result<Step, PlanError>>,
     /// Plans made for a slower link, and the same on the device, by the former's address and the
     /// budget.
-    on_device: Once<(usize, Bytes), Result<(Arc<Planned>, Arc<Planned>), PlanError>>,
+    on_device: Once<(usize, Bytes), Result<Pair, PlanError>>,
     /// What is known of each graph, by its hash.
     known: Once<String, Known>,
     /// How many graphs are known.
@@ -33,6 +33,9 @@ pub struct Memo {
     /// Whether plans are made on all cores.
     wide: bool,
 }
+
+/// A plan for a slower link, and the same on the device.
+type Pair = (Arc<Planned>, Arc<Planned>);
 
 /// Values that are computed once. A thread that asks for a value while another computes it waits.
 #[derive(Debug)]
