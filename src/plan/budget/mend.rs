@@ -22,7 +22,9 @@ use crate::contract::Event;
 use crate::emit::Emitted;
 use crate::method::Method;
 use crate::neap;
-use crate::planner::Given;
+use crate::neap::improve::clear::{clear, may_leave};
+use crate::planner::{Decision, Given};
+use crate::residency::Residencies;
 use crate::sim::program::Program;
 use crate::sim::reserved::{self, FIRST_BLOCK, Framework, Holder, Timeline};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
@@ -36,8 +38,9 @@ const PARTS: u64 = 256;
 /// When a plan is made anew, an operator seems to need this part of the budget more than was free.
 const MORE: u64 = 256;
 
-/// In graphs of at most so many operators that need grows from plan to plan, and plans for the
-/// lower targets are mended as well. With either Llama 1 B, which has more, had slower plans.
+/// In graphs of at most so many operators that need grows from plan to plan, plans for the lower
+/// targets are mended as well, and what is in the way leaves. With the first two Llama 1 B, which
+/// has more, had slower plans; the third takes minutes there.
 const OPERATORS: usize = 2000;
 
 /// How often the placed plan is looked at, and how many runs of blocks are cleared before each.
@@ -58,8 +61,9 @@ const SMALL: Bytes = Bytes(1 << 20);
 /// What became of a decision.
 pub(super) enum Mended {
     Fits(Box<Kept>),
-    /// The allocator needs too much for what this operator makes.
-    Short(OpId),
+    /// The allocator needs too much for what this operator makes. There would be room if these
+    /// tensors were away, if any.
+    Short(OpId, Vec<TensorId>),
     /// Nothing helps.
     Not,
 }
@@ -92,12 +96,14 @@ impl Search<'_> {
         let lingering = neap::Options { lingering: true, ..options.clone() };
         let far: &[u64] = if self.is_large() { &[] } else { &FAR_BELOW };
         for targets in [&BELOW[..], far] {
-            for options in [Some(options), options.linger.then_some(&lingering)] {
-                let Some(options) = options else { continue };
+            let kinds = [Some(options), options.linger.then_some(&lingering)].into_iter().flatten();
+            let ways = kinds.flat_map(|options| [(options, false), (options, true)]);
+            let large = self.is_large();
+            for (options, clears) in ways.filter(|(_, clears)| !clears || !large) {
                 let mut memory = None;
                 for below in targets {
                     let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
-                    self.mended_at(target, options, framework, &mut memory, fits)?;
+                    self.mended_at(target, (options, clears), framework, &mut memory, fits)?;
                 }
             }
         }
@@ -109,10 +115,12 @@ impl Search<'_> {
     }
 
     /// Plans for a target until one can be mended, at most as often as there are steps of effort.
+    /// What is in the way of a request is away in the next plan, if that is wanted; otherwise its
+    /// operator needs more memory.
     fn mended_at(
         &mut self,
         target: u64,
-        options: &neap::Options,
+        (options, clears): (&neap::Options, bool),
         framework: &Framework,
         memory: &mut Memory,
         fits: &mut Option<Planned>,
@@ -120,6 +128,7 @@ impl Search<'_> {
         let request = self.request;
         let method = Method::Neap(options.clone());
         let mut graph = request.graph.clone();
+        let mut away = Vec::new();
         for turn in 1..=u64::from(options.effort) {
             let given = Given {
                 graph: &graph,
@@ -128,7 +137,15 @@ impl Search<'_> {
                 pinned: request.device.pinned_bytes,
                 target,
             };
-            let decided = method.decide(&given, memory);
+            let warm = memory.as_ref().filter(|_| !away.is_empty());
+            let cleared = warm.and_then(|warm| clear(&given, options, warm, &away));
+            let decided = match cleared {
+                Some((residencies, warm)) => {
+                    *memory = Some(warm);
+                    Decision::of(&residencies, target)
+                }
+                None => method.decide(&given, memory),
+            };
             if !decided.reached {
                 break;
             }
@@ -140,11 +157,15 @@ impl Search<'_> {
                     self.quicker(fits, planned);
                     break;
                 }
-                Mended::Short(operator) => {
+                Mended::Short(operator, way) => {
                     let free = target.saturating_sub(decided.loads[operator.index()]);
                     let parts = if self.is_large() { 1 } else { turn };
-                    let more = Bytes(free + self.budget / MORE * parts).in_blocks();
-                    graph.operators[operator.index()].workspace += more;
+                    let way = if clears { way } else { Vec::new() };
+                    // What left stays away, since the operator seems to need its memory.
+                    let left: Bytes = way.iter().map(|t| graph.tensor(*t).bytes.in_blocks()).sum();
+                    let more = if way.is_empty() { self.budget / MORE * parts } else { left.0 };
+                    away = way.into_iter().map(|tensor| (tensor, operator)).collect();
+                    graph.operators[operator.index()].workspace += Bytes(free + more).in_blocks();
                 }
                 Mended::Not => break,
             }
@@ -158,7 +179,7 @@ impl Search<'_> {
         framework: &Framework,
     ) -> Result<Mended, PlanError> {
         let graph = self.request.graph;
-        let may = movable(emitted);
+        let (may, fresh) = (movable(emitted), Residencies::new(graph));
         let mut kept = BTreeSet::new();
         for _ in 0..LOOKS {
             let Some(look) = self.look(emitted, &kept, framework)? else { break };
@@ -180,20 +201,24 @@ impl Search<'_> {
                 break;
             }
             let requests = Requests::of(&look.requests, graph);
+            let maker = |request| match look.requests.holder(request) {
+                Holder::Tensor(tensor) => graph.generators()[tensor.index()],
+                Holder::Workspace(operator) => Some(operator),
+                Holder::Library | Holder::First => None,
+            };
+            let leaves = |request, tensor| {
+                maker(request).is_some_and(|operator| may_leave(&fresh, tensor, operator))
+            };
             let mut more = kept.clone();
             let mut last = None;
             for _ in 0..CLEARED {
-                last = requests.growth(&look.framework, self.budget, &more, &may);
+                last = requests.growth(&look.framework, self.budget, &more, &may, leaves);
                 let Some(Growth { between: Some(between), .. }) = &last else { break };
                 more.extend(between);
             }
             if let Some(growth) = last {
-                let maker = match look.requests.holder(growth.request) {
-                    Holder::Tensor(tensor) => graph.generators()[tensor.index()],
-                    Holder::Workspace(operator) => Some(operator),
-                    Holder::Library | Holder::First => None,
-                };
-                return Ok(maker.map_or(Mended::Not, Mended::Short));
+                let maker = maker(growth.request);
+                return Ok(maker.map_or(Mended::Not, |by| Mended::Short(by, growth.way)));
             }
             if more == kept {
                 break;

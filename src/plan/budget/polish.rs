@@ -147,6 +147,6 @@ fn reserved(
     }
     Ok(match search.mend(&emitted, framework)? {
         Mended::Fits(kept) => Some(kept.planned),
-        Mended::Short(_) | Mended::Not => None,
+        Mended::Short(..) | Mended::Not => None,
     })
 }

@@ -13,6 +13,7 @@
 //! budget loop tightens the target, the search goes on from where it ended ([`Warm`]). Effort
 //! counts steps, so that plans do not depend on the machine.
 
+pub mod clear;
 pub mod polish;
 
 use std::cmp::Reverse;

@@ -31,6 +31,8 @@ pub(super) struct Growth {
     pub request: u32,
     /// Tensors that lie where there would be room otherwise; `None` where nothing that moves does.
     pub between: Option<Vec<TensorId>>,
+    /// Tensors that leave room if they are away; empty where that is not enough.
+    pub way: Vec<TensorId>,
 }
 
 impl Requests {
@@ -42,13 +44,15 @@ impl Requests {
     }
 
     /// Where the allocator first reserves more than `most` if `kept` stay, and which of the tensors
-    /// that `may` stay would make room there.
+    /// that `may` stay would make room there, or of those that `leaves` allows to be away at that
+    /// request.
     pub fn growth(
         &self,
         framework: &Framework,
         most: u64,
         kept: &BTreeSet<TensorId>,
         may: &BTreeSet<TensorId>,
+        leaves: impl Fn(u32, TensorId) -> bool,
     ) -> Option<Growth> {
         let all = self.with(kept);
         let replay = || Replay::new(&framework.config, framework.capacity, None);
@@ -57,7 +61,7 @@ impl Requests {
             first.step(*request);
             first.allocator().stats().reserved.0 > most
         })?;
-        let Request::Allocate { id, bytes, .. } = all[at] else { return None };
+        let Request::Allocate { id: request, bytes, .. } = all[at] else { return None };
         let mut again = replay();
         let mut live = BTreeSet::new();
         for request in &all[..at] {
@@ -69,7 +73,7 @@ impl Requests {
             };
         }
         // Which pool serves the request is seen from where its block came to lie.
-        let address = first.block(id).map_or(0, |block| block.address);
+        let address = first.block(request).map_or(0, |block| block.address);
         let segments = first.allocator().segments();
         let holds =
             |s: &&crate::sim::allocator::SegmentView| s.blocks.iter().any(|b| b.address == address);
@@ -78,6 +82,10 @@ impl Requests {
             live.iter().filter_map(|id| Some((again.block(*id)?.address, *id))).collect();
         let left = most.saturating_sub(again.allocator().stats().reserved.0);
         let mut best: Option<(u64, Vec<TensorId>)> = None;
+        let mut way: Option<(u64, Vec<TensorId>)> = None;
+        let less = |found: &(u64, Vec<TensorId>), than: &Option<(u64, Vec<TensorId>)>| {
+            than.as_ref().is_none_or(|than| found.0 < than.0)
+        };
         for segment in again.allocator().segments().iter().filter(|s| s.pool == pool && pool > 0) {
             let held = |b: &crate::sim::allocator::BlockView| match b.state {
                 State::Used => Some(holders.get(&b.address).copied().unwrap_or(u32::MAX)),
@@ -92,14 +100,12 @@ impl Requests {
                 let tensor = TensorId(id);
                 may.contains(&tensor) && !kept.contains(&tensor)
             };
-            if let Some(found) = cheapest(&blocks, bytes.0, stays)
-                && best.as_ref().is_none_or(|best| found.0 < best.0)
-            {
-                best = Some(found);
-            }
+            best = cheapest(&blocks, bytes.0, stays).filter(|found| less(found, &best)).or(best);
+            let can = |id: u32| (id as usize) < self.old.len() && leaves(request, TensorId(id));
+            way = cheapest(&blocks, bytes.0, can).filter(|found| less(found, &way)).or(way);
         }
         let between = best.map(|(_, between)| between).filter(|between| !between.is_empty());
-        Some(Growth { request: id, between })
+        Some(Growth { request, between, way: way.map_or_else(Vec::new, |way| way.1) })
     }
 
     /// The requests of a few iterations with tensors that stay.
