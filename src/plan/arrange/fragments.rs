@@ -53,10 +53,9 @@ const NEAR: u64 = 28;
 const POLISHED: u64 = 16;
 
 /// Where the plan still takes longer than the arena's by more than this part, all is tried again
-/// with twice the effort, and then with four times, in graphs of at most so many operators. In
-/// larger ones it takes minutes.
+/// with twice the effort, and then with four times. In large graphs that takes minutes, so it is not
+/// done there.
 const FAR: u64 = 22;
-const OPERATORS: usize = 2000;
 const EFFORTS: [u32; 3] = [1, 2, 4];
 
 /// A plan with other pieces that is quicker than the one that was made, if one was. Updates run in
@@ -93,7 +92,7 @@ pub(super) fn quicker(
     for times in EFFORTS {
         let rival = best.as_ref().map_or(made, |best| best.planned.run.iteration.0);
         let is_far = own > 0 && rival < u64::MAX && rival > slight.max(own + own / FAR);
-        if times > 1 && (!is_far || request.graph.operators.len() > OPERATORS) {
+        if times > 1 && (!is_far || request.is_large()) {
             break;
         }
         let effort = options.effort.saturating_mul(times);

@@ -12,6 +12,7 @@
 
 mod requests;
 
+use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,11 +38,6 @@ const PARTS: u64 = 256;
 
 /// When a plan is made anew, an operator seems to need this part of the budget more than was free.
 const MORE: u64 = 256;
-
-/// In graphs of at most so many operators that need grows from plan to plan, plans for the lower
-/// targets are mended as well, and what is in the way leaves. With the first two Llama 1 B, which
-/// has more, had slower plans; the third takes minutes there.
-const OPERATORS: usize = 2000;
 
 /// How often the placed plan is looked at, and how many runs of blocks are cleared before each.
 const LOOKS: usize = 8;
@@ -94,11 +90,13 @@ impl Search<'_> {
             return Ok(());
         }
         let lingering = neap::Options { lingering: true, ..options.clone() };
-        let far: &[u64] = if self.is_large() { &[] } else { &FAR_BELOW };
+        // With plans for the lower targets Llama 1 B, which is large, had slower ones. Clearing takes
+        // minutes there.
+        let large = self.request.is_large();
+        let far: &[u64] = if large { &[] } else { &FAR_BELOW };
         for targets in [&BELOW[..], far] {
             let kinds = [Some(options), options.linger.then_some(&lingering)].into_iter().flatten();
             let ways = kinds.flat_map(|options| [(options, false), (options, true)]);
-            let large = self.is_large();
             for (options, clears) in ways.filter(|(_, clears)| !clears || !large) {
                 let mut memory = None;
                 for below in targets {
@@ -108,10 +106,6 @@ impl Search<'_> {
             }
         }
         Ok(())
-    }
-
-    fn is_large(&self) -> bool {
-        self.request.graph.framework().operators.len() > OPERATORS
     }
 
     /// Plans for a target until one can be mended, at most as often as there are steps of effort.
@@ -159,7 +153,8 @@ impl Search<'_> {
                 }
                 Mended::Short(operator, way) => {
                     let free = target.saturating_sub(decided.loads[operator.index()]);
-                    let parts = if self.is_large() { 1 } else { turn };
+                    // With a need that grows from plan to plan Llama 1 B had slower plans.
+                    let parts = if request.is_large() { 1 } else { turn };
                     let way = if clears { way } else { Vec::new() };
                     // What left stays away, since the operator seems to need its memory.
                     let left: Bytes = way.iter().map(|t| graph.tensor(*t).bytes.in_blocks()).sum();
@@ -179,7 +174,7 @@ impl Search<'_> {
         framework: &Framework,
     ) -> Result<Mended, PlanError> {
         let graph = self.request.graph;
-        let (may, fresh) = (movable(emitted), Residencies::new(graph));
+        let (may, fresh) = (movable(emitted), LazyCell::new(|| Residencies::new(graph)));
         let mut kept = BTreeSet::new();
         for _ in 0..LOOKS {
             let Some(look) = self.look(emitted, &kept, framework)? else { break };

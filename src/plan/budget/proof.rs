@@ -50,8 +50,8 @@ impl Proof {
             return format!("{lasting}, and the planner swaps nothing");
         }
         format!(
-            "{lasting}, and copies on the host may take no more than the {} of pinned memory that the \
-             device's profile allows (`pinned_bytes`)",
+            "{lasting}, and copies on the host may take no more than the {} of pinned memory that \
+             the device's profile allows (`pinned_bytes`)",
             self.host
         )
     }
