@@ -174,9 +174,8 @@ fn updates_of_any_class_run_early() {
 
 #[test]
 fn moved_and_split_operators_compute_the_same() {
-    let (mut met, mut moved, mut split, mut refused) = (0, 0, 0, 0);
-    let first = crate::common::first();
-    for seed in first..first + crate::common::cases(10_000) {
+    let cases = crate::common::cases(10_000);
+    let [met, moved, split, refused] = crate::common::on_all_cores(cases, |seed| {
         let mut random = Random(seed);
         let graph = job(&mut random);
         let device = builtin::find("host").expect("built in");
@@ -194,10 +193,9 @@ fn moved_and_split_operators_compute_the_same() {
         };
         let without = run(&graph, &unplanned, arena);
         let updates = random.once_in(2);
-        let (arrangement, no) = arrangement(&mut random, &graph, updates);
-        refused += no;
+        let (arrangement, refused) = arrangement(&mut random, &graph, updates);
         if arrangement.is_empty() {
-            continue;
+            return [0, 0, 0, refused];
         }
         let candidate = Candidate::new(&request, &arrangement)
             .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
@@ -208,7 +206,7 @@ fn moved_and_split_operators_compute_the_same() {
         let asked = Request { budget, method, ..candidate.request(&request) };
         let planned = match plan::make(&asked) {
             Ok(planned) => planned,
-            Err(PlanError::Infeasible(_)) => continue,
+            Err(PlanError::Infeasible(_)) => return [0, 0, 0, refused],
             Err(defect) => panic!("seed {seed}: {defect}"),
         };
         let graphs = [candidate.graph];
@@ -233,10 +231,9 @@ fn moved_and_split_operators_compute_the_same() {
         assert_eq!(without.state, with.state, "seed {seed}");
         round_trip(seed, &graph, &planned, &graphs);
         damaged(seed, &mut random, &planned, &graphs);
-        met += 1;
-        moved += usize::from(!arrangement.order.is_empty());
-        split += usize::from(!arrangement.pieces.is_empty());
-    }
+        let moved = usize::from(!arrangement.order.is_empty());
+        [1, moved, usize::from(!arrangement.pieces.is_empty()), refused]
+    });
     println!(
         "{met} run, {moved} with moved operators, {split} with pieces; {refused} moves refused"
     );

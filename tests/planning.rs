@@ -20,10 +20,6 @@ use neap::sim::engine::{self, Durations};
 use neap::sim::program::Program;
 use neap::units::Bytes;
 
-fn jobs() -> u64 {
-    crate::common::cases(10_000)
-}
-
 fn bytes(view: &View) -> (*mut u8, usize) {
     (view.data, view.shape.iter().product())
 }
@@ -138,9 +134,8 @@ fn methods(random: &mut Random) -> Vec<Method> {
 
 #[test]
 fn planned_checked_simulated_and_run() {
-    let (mut met, mut refused, mut moved) = (0, 0, 0);
-    let first = crate::common::first();
-    for seed in first..first + jobs() {
+    let [met, refused, moved] = crate::common::on_all_cores(crate::common::cases(10_000), |seed| {
+        let (mut met, mut refused, mut moved) = (0, 0, 0);
         let mut random = Random(seed);
         let graph = random::graph(&mut random);
         let device = device(&mut random);
@@ -199,7 +194,8 @@ fn planned_checked_simulated_and_run() {
             assert_eq!(without.state, with.state, "seed {seed}");
             assert!(with.peak_bytes <= planned.plan.budget, "seed {seed}");
         }
-    }
+        [met, refused, moved]
+    });
     println!("{met} plans made and run ({moved} with events), {refused} budgets refused");
     assert!(
         moved * 3 > met && refused > 0,

@@ -77,15 +77,7 @@ impl<'a> Request<'a> {
             recorded_options: BTreeMap::new(),
         }
     }
-
-    /// Whether the framework's graph has more than [`LARGE`] operators.
-    pub(super) fn is_large(&self) -> bool {
-        self.graph.framework().operators.len() > LARGE
-    }
 }
-
-/// Plans for an allocator of graphs with more operators than this are looked for with less effort.
-const LARGE: usize = 2000;
 
 /// A plan and its noise-free run.
 #[derive(Clone, Debug)]

@@ -53,8 +53,8 @@ const NEAR: u64 = 28;
 const POLISHED: u64 = 16;
 
 /// Where the plan still takes longer than the arena's by more than this part, all is tried again
-/// with twice the effort, and then with four times. In large graphs that takes minutes, so it is not
-/// done there.
+/// with twice the effort, and then with four times. In large graphs that takes minutes, so it is
+/// not done there.
 const FAR: u64 = 22;
 const EFFORTS: [u32; 3] = [1, 2, 4];
 

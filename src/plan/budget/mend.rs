@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::polish::Basis;
-use super::{Memory, PlanError, Planned, Search, finish, nominal, placed, simulated};
+use super::{Memory, PlanError, Planned, Request, Search, finish, nominal, placed, simulated};
 use crate::contract::Event;
 use crate::emit::Emitted;
 use crate::method::Method;
@@ -53,6 +53,16 @@ const LONGER: u64 = 12;
 
 /// Requests of at most this many bytes are served from segments of their own.
 const SMALL: Bytes = Bytes(1 << 20);
+
+/// Plans for an allocator of graphs with more operators than this are looked for with less effort.
+const LARGE: usize = 2000;
+
+impl Request<'_> {
+    /// Whether the framework's graph has more than [`LARGE`] operators.
+    pub(crate) fn is_large(&self) -> bool {
+        self.graph.framework().operators.len() > LARGE
+    }
+}
 
 /// What became of a decision.
 pub(super) enum Mended {
@@ -90,8 +100,8 @@ impl Search<'_> {
             return Ok(());
         }
         let lingering = neap::Options { lingering: true, ..options.clone() };
-        // With plans for the lower targets Llama 1 B, which is large, had slower ones. Clearing takes
-        // minutes there.
+        // With plans for the lower targets Llama 1 B, which is large, had slower ones. Clearing
+        // takes minutes there.
         let large = self.request.is_large();
         let far: &[u64] = if large { &[] } else { &FAR_BELOW };
         for targets in [&BELOW[..], far] {
