@@ -3,7 +3,7 @@
     neap dry -- python bench/torch/host.py [--budget 60] [--device a6000]
 
 On the dry device kernels take no time, so the process's time is Python's, PyTorch's and neap's.
-Iterations without neap are measured before the plan acts and after it, in the same process.
+Iterations without neap and by the plan are measured in turn, in rounds, in the same process.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--budget", default="60%", help="of the unplanned peak")
     parser.add_argument("--device", default="a6000", help="whose times the plans are made by")
     parser.add_argument("--count", type=int, default=10, help="iterations of each measurement")
+    parser.add_argument("--rounds", type=int, default=4, help="measurements with and without neap")
     asked = parser.parse_args()
     table = Table(
         ("job", "ms without", "ms by the plan", "ratio", "copies", "MiB copied"), ("job",)
@@ -44,26 +45,37 @@ def main() -> None:
         clear()
         job = JOBS[name]()
         iterate(job, 3)
-        plain = seconds(job, asked.count)
         with neap.torch.fit(
             job[0], job[2], asked.budget, asked.device, verbose=False, recompute=False
         ) as fitted:
             while not fitted.settled:
                 iterate(job, 1)
-            iterate(job, 2)
-            before = fitted.report()
-            copies = before.swapped_out + before.swapped_in
-            size = 2 * before.swapped_bytes + before.state_bytes
-            planned = seconds(job, asked.count)
-            after = fitted.report()
-            copies = (after.swapped_out + after.swapped_in - copies) / asked.count
-            size = (2 * after.swapped_bytes + after.state_bytes - size) / asked.count
-        iterate(job, 2)
-        plain += seconds(job, asked.count)
+            schedule = fitted.schedule
+        if schedule is None:
+            sys.exit(f"{name}: no plan: {fitted.report().notes}")
+        plain: list[float] = []
+        planned: list[float] = []
+        for _ in range(asked.rounds):
+            plain += seconds(job, asked.count)
+            with neap.torch.apply(job[0], job[2], schedule, verbose=False) as fitted:
+                while not fitted.settled:
+                    iterate(job, 1)
+                copies, size, acted = moved(fitted.report())
+                planned += seconds(job, asked.count)
+                after = moved(fitted.report())
+                if after[2] - acted != asked.count:
+                    sys.exit(f"{name}: not all iterations ran by the plan")
+        copies, size = ((new - old) / asked.count for new, old in zip(after, (copies, size)))
         without, by = statistics.median(plain), statistics.median(planned)
         times = f"{without * 1e3:.1f}", f"{by * 1e3:.1f}", f"{by / without:.2f}"
         table.row(name, *times, f"{copies:.0f}", mib(int(size)))
         del job, fitted
+
+
+def moved(report: neap.torch.Report) -> tuple[int, int, int]:
+    """Copies of activations so far, the bytes of all copies, and iterations by the plan."""
+    size = 2 * report.swapped_bytes + report.state_bytes
+    return report.swapped_out + report.swapped_in, size, report.planned
 
 
 if __name__ == "__main__":

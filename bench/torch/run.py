@@ -221,7 +221,9 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
 
 
 def in_an_arena(make: Callable[[], Any], budget: int, profile: str) -> dict[str, Any]:
-    """What ``neap plan`` predicts for the recorded iteration in an arena of so many bytes."""
+    """What ``neap plan`` predicts for the recorded iteration in an arena of so many bytes: with
+    updates where they help, and with all operators in the script's order.
+    """
     model, loss_of, _ = make()
     model.cuda()
     optimizer = torch.optim.Adam(model.parameters())
@@ -235,19 +237,26 @@ def in_an_arena(make: Callable[[], Any], budget: int, profile: str) -> dict[str,
         graph, plan = Path(folder, "job.graph.json"), Path(folder, "job.plan.json")
         neap.torch.record(iteration, model, optimizer, graph)
         asked = [executable(), "plan", str(graph), "--device", profile, "--budget", str(budget)]
-        done = subprocess.run([*asked, "-o", str(plan), "--json"], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(done.stderr)
-    return {"predicted": json.loads(done.stdout)["iteration_ns"] / 1e6}
+        asked += ["-o", str(plan), "--json"]
+        found = {}
+        for order, more in (("free", []), ("kept", ["--no-reorder"])):
+            done = subprocess.run([*asked, *more], capture_output=True, text=True)
+            if done.returncode != 0:
+                sys.exit(done.stderr)
+            found[order] = json.loads(done.stdout)["iteration_ns"] / 1e6
+    return found
 
 
-def beside_arena(rows: list[tuple[str, str, str, float, float]]) -> None:
+def beside_arena(rows: list[tuple[str, str, str, float, dict[str, float]]]) -> None:
     """A table of models, shares, and times inside PyTorch and in an arena."""
     print()
     columns = ("model", "way", "budget", "inside PyTorch ms", "arena ms", "ratio")
+    columns += ("arena in the script's order ms", "ratio to it")
     table = Table(columns, ("model", "way", "budget"))
     for name, way, share, inside, arena in rows:
-        times = f"{inside:,.1f}", f"{arena:,.1f}", f"{inside / arena:.2f}"
+        times = [f"{inside:,.1f}"]
+        for ms in (arena["free"], arena["kept"]):
+            times += [f"{ms:,.1f}", f"{inside / ms:.3f}"]
         table.row(name, way, f"{share} % of reserved", *times)
 
 
@@ -302,7 +311,7 @@ def main() -> None:
     columns = ("model", "way", "peak allocated MiB", "peak reserved MiB", f"{kind} ms")
     table = Table(columns, ("model", "way"))
     bars: list[Bar] = []
-    arenas: list[tuple[str, str, str, float, float]] = []
+    arenas: list[tuple[str, str, str, float, dict[str, float]]] = []
 
     def row(name: str, way: str, found: dict[str, Any], predicted: float | None) -> None:
         ms = predicted if dry else found["ms"]
@@ -324,14 +333,14 @@ def main() -> None:
         times = (*times, plain + blocks + nothing["states"] * both)
         for way, ms in zip(WAYS, times):
             row(name, way, rows[way], ms)
-        plans: dict[str, float] = {}
+        plans: dict[str, dict[str, float]] = {}
         for (share, way), found in fits.items():
             unmet = "" if found["met"] else ", not met"
             row(name, f"{way}, {share} % of reserved{unmet}", found, found["predicted"])
             if asked.arena and found["met"]:
                 if share not in plans:
                     budget = nothing["reserved"] * int(share) // 100
-                    plans[share] = alone(name, "arena", budget, asked.device)["predicted"]
+                    plans[share] = alone(name, "arena", budget, asked.device)
                 arenas.append((name, way, share, found["predicted"], plans[share]))
         for share in asked.compiled.split(",") if asked.compiled else ():
             way = COMPILED.format(share=share)

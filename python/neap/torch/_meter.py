@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from neap.torch._timeline import Timeline
+
 NEWEST = 0.9
 """The weight of the newest measurement; the rest is the average before it."""
 EVERY = 8
@@ -99,3 +101,19 @@ def measured_link(rates: dict[str, float], link: dict[str, int]) -> dict[str, in
             found[key] = max(int(rates[lane]), 1)
             found[f"{key}_contended"] = max(int(rates[lane] * share), 1)
     return found
+
+
+def noting(timeline: Timeline | None, meter: Meter | None) -> Timeline | Meter | None:
+    """What takes the times of copies now, if anything does."""
+    if timeline is not None and timeline.on:
+        return timeline
+    return meter if meter is not None and meter.on else None
+
+
+def noted(
+    notes: Timeline | Meter, to: torch.Tensor, source: torch.Tensor, about: tuple[str, str]
+) -> None:
+    """Copies on the current stream, and notes when; ``about`` has the direction and a name."""
+    began = notes.event()
+    to.copy_(source, non_blocking=True)
+    notes.copied(*about, to.nbytes, began, notes.event())

@@ -19,7 +19,7 @@ from neap.torch._enforce import Growth
 from neap.torch._holder import Counts, Handle, Holder, Kept, fills, flat, kept
 from neap.torch._lane import Lane
 from neap.torch._loans import Borrowed, Loans
-from neap.torch._meter import Meter
+from neap.torch._meter import Meter, noted, noting
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import PLAIN, names_of
 from neap.torch._remake import Made, Remakes
@@ -510,23 +510,25 @@ class Runtime:
         lane = self._out
         if lane is not None:
             lane.__enter__()
+        counts, guests, notes = self.counts, self._guests, noting(self.timeline, self.meter)
         try:
             for holder in leaving:
-                one = holder.number
-                if holder.slot is None:
-                    holder.host = self._slots[one]
+                one, host, seen = holder.number, holder.slot, holder.seen
+                if host is None:
                     assert holder.base is not None
-                    self._copy(holder.host, flat(holder.base), "to host", one)
+                    host, seen = self._slots[one], flat(holder.base)
+                assert seen is not None
+                if notes is None:
+                    host.copy_(seen, non_blocking=True)
                 else:
-                    holder.host = holder.slot
-                    assert holder.seen is not None
-                    self._copy(holder.slot, holder.seen, "to host", one)
+                    noted(notes, host, seen, ("to host", f"activation {one}"))
+                holder.host = host
                 if lane is not None:
                     lane.ended(one)
                     holder.left = True
-                self._guests[one] = self._holders[one]
-                self.counts.swapped_out += 1
-                self.counts.bytes_out += self._sizes[one]
+                guests[one] = self._holders[one]
+                counts.swapped_out += 1
+                counts.bytes_out += self._sizes[one]
         finally:
             if lane is not None:
                 lane.__exit__()
@@ -555,36 +557,26 @@ class Runtime:
             holder.here = torch.empty_strided(
                 host.shape, host.stride(), dtype=host.dtype, device=holder.device
             )
-        lane = self._in
+        lane, counts, notes = self._in, self.counts, noting(self.timeline, self.meter)
         if lane is not None:
             # The compute stream waited for the copy to the host before the bytes were dropped.
             lane.__enter__()
         try:
             for holder in coming:
-                one = holder.number
-                assert holder.here is not None and holder.host is not None
-                self._copy(holder.here, holder.host, "to device", one)
+                one, here, host = holder.number, holder.here, holder.host
+                assert here is not None and host is not None
+                if notes is None:
+                    here.copy_(host, non_blocking=True)
+                else:
+                    noted(notes, here, host, ("to device", f"activation {one}"))
                 if lane is not None:
                     lane.ended(one)
                     holder.coming = True
-                self.counts.swapped_in += 1
-                self.counts.bytes_in += self._sizes[one]
+                counts.swapped_in += 1
+                counts.bytes_in += self._sizes[one]
         finally:
             if lane is not None:
                 lane.__exit__()
-
-    def _copy(self, to: torch.Tensor, source: torch.Tensor, lane: str, one: int) -> None:
-        timeline, meter = self.timeline, self.meter
-        if timeline is not None and timeline.on:
-            noting: Timeline | Meter = timeline
-        elif meter is not None and meter.on:
-            noting = meter
-        else:
-            to.copy_(source, non_blocking=True)
-            return
-        began = noting.event()
-        to.copy_(source, non_blocking=True)
-        noting.copied(lane, f"activation {one}", self._sizes[one], began, noting.event())
 
     def _resident(self, holder: Holder) -> torch.Tensor:
         if holder.here is None and holder.host is not None:

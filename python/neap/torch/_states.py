@@ -24,7 +24,7 @@ from neap.torch._lane import Lane, copy
 from neap.torch._recorder import is_subclass
 from neap.torch._slab import Slab
 from neap.torch._storage import blocks
-from neap.torch._watch import Watch
+from neap.torch._watch import Around, Watch
 
 DIVISIBLE: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -159,7 +159,7 @@ class States:
         """How many parameters had states then."""
         self._apart = False
         """Whether the states of some piece do not lie together yet."""
-        self._handles: list[Any] = []
+        self._around = Around(optimizer)
         self._in: Lane | None = None
         self._out: Lane | None = None
 
@@ -179,19 +179,13 @@ class States:
         copy(self._out, to, source, 0)
         self._leaving += source
         self._arrived_on_host()
-        self._handles = [
-            self.optimizer.register_step_pre_hook(self._before),
-            self.optimizer.register_step_post_hook(self._finish),
-        ]
+        self._around.add(self._before, self._finish)
         self.watch.at_step.append(self._make_room)
 
     def stop(self) -> None:
         """Brings everything back for good."""
-        if not self._handles:
+        if not self._around.remove():
             return
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
         self.watch.at_step.remove(self._make_room)
         self._restore_groups()
         self._bring_all()
@@ -201,11 +195,7 @@ class States:
     def _make_room(self, optimizer: Optimizer) -> None:
         """Around the step but for ours come the hooks of the script's own."""
         if optimizer is self.optimizer:
-            before, after = self._handles
-            first: Any = optimizer._optimizer_step_pre_hooks
-            last: Any = optimizer._optimizer_step_post_hooks
-            first.move_to_end(before.id)
-            last.move_to_end(after.id, last=False)
+            self._around.move_inside()
 
     def _states(self, parameter: torch.Tensor) -> dict[str, Any]:
         states: dict[str, Any] = self.optimizer.state.get(parameter, {})

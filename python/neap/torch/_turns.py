@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from neap.torch._lane import Lane, copy
 from neap.torch._slab import Slab
-from neap.torch._watch import Watch
+from neap.torch._watch import Around, Watch
 
 COME, GO = "come", "go"
 """Actions: the states of a parameter come to the device, and their memory is given back."""
@@ -65,7 +65,7 @@ class Turns:
         self._watch = watch
         self._turns = [_Turn(parameter, keys) for parameter, keys in wanted]
         self._numbers = {parameter: n for n, (parameter, _) in enumerate(wanted)}
-        self._handles: list[Any] = []
+        self._around = Around(optimizer)
         self._in: Lane | None = None
         self._out: Lane | None = None
 
@@ -78,18 +78,12 @@ class Turns:
         for turn in self._turns:
             self._lay(turn)
         self._watch.after_backward.append(self.leave)
-        self._handles = [
-            self._optimizer.register_step_pre_hook(self._before_step),
-            self._optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._around.add(self._before_step, self._after_step)
 
     def stop(self) -> None:
         """The states come back for good, each in memory of its own."""
-        if not self._handles:
+        if not self._around.remove():
             return
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
         self._watch.after_backward.remove(self.leave)
         self.leave()
         for turn in self._turns:

@@ -273,6 +273,37 @@ class Watch:
                     call()
 
 
+class Around:
+    """Hooks around one optimizer's steps."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._handles: list[Any] = []
+
+    def add(self, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+        """From now on calls ``before`` and ``after``, as hooks of a step are called."""
+        self._handles = [
+            self._optimizer.register_step_pre_hook(before),
+            self._optimizer.register_step_post_hook(after),
+        ]
+
+    def remove(self) -> bool:
+        """Takes the hooks away; whether there were any."""
+        there = bool(self._handles)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        return there
+
+    def move_inside(self) -> None:
+        """Of all the optimizer's hooks these run last before a step, and first after it."""
+        before, after = self._handles
+        first: Any = self._optimizer._optimizer_step_pre_hooks
+        last: Any = self._optimizer._optimizer_step_post_hooks
+        first.move_to_end(before.id)
+        last.move_to_end(after.id, last=False)
+
+
 def unused(name: str, taken: Any) -> str:
     """``name``, or ``name_2``, ``name_3`` … where that is taken."""
     if name not in taken:
