@@ -218,7 +218,10 @@ impl Search<'_> {
             let mut last = None;
             for _ in 0..CLEARED {
                 last = requests.growth(&look.framework, self.budget, &more, &may, leaves);
-                let Some(Growth { between: Some(between), .. }) = &last else { break };
+                let Some(Growth { between, .. }) = &last else { break };
+                if between.is_empty() {
+                    break;
+                }
                 more.extend(between);
             }
             if let Some(growth) = last {

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::Graph;
-use crate::sim::allocator::State;
 use crate::sim::allocator::replay::Replay;
+use crate::sim::allocator::{BlockView, SegmentView, State};
 use crate::sim::requests::Request;
 use crate::sim::reserved::{Framework, Timeline};
 use crate::units::{Bytes, TensorId};
@@ -29,9 +29,9 @@ pub(super) struct Requests {
 pub(super) struct Growth {
     /// The id that it gives its block.
     pub request: u32,
-    /// Tensors that lie where there would be room otherwise; `None` where nothing that moves does.
-    pub between: Option<Vec<TensorId>>,
-    /// Tensors that leave room if they are away; empty where that is not enough.
+    /// Tensors that make room if they stay; empty where that is not enough.
+    pub between: Vec<TensorId>,
+    /// Otherwise, tensors that make room if they are away; empty where that is not enough.
     pub way: Vec<TensorId>,
 }
 
@@ -75,37 +75,32 @@ impl Requests {
         // Which pool serves the request is seen from where its block came to lie.
         let address = first.block(request).map_or(0, |block| block.address);
         let segments = first.allocator().segments();
-        let holds =
-            |s: &&crate::sim::allocator::SegmentView| s.blocks.iter().any(|b| b.address == address);
+        let holds = |s: &&SegmentView| s.blocks.iter().any(|b| b.address == address);
         let pool = segments.iter().find(holds).map_or(0, |s| s.pool);
         let holders: BTreeMap<u64, u32> =
             live.iter().filter_map(|id| Some((again.block(*id)?.address, *id))).collect();
         let left = most.saturating_sub(again.allocator().stats().reserved.0);
-        let mut best: Option<(u64, Vec<TensorId>)> = None;
-        let mut way: Option<(u64, Vec<TensorId>)> = None;
-        let less = |found: &(u64, Vec<TensorId>), than: &Option<(u64, Vec<TensorId>)>| {
-            than.as_ref().is_none_or(|than| found.0 < than.0)
+        let held = |b: &BlockView| match b.state {
+            State::Used => Some(holders.get(&b.address).copied().unwrap_or(u32::MAX)),
+            _ => None,
         };
-        for segment in again.allocator().segments().iter().filter(|s| s.pool == pool && pool > 0) {
-            let held = |b: &crate::sim::allocator::BlockView| match b.state {
-                State::Used => Some(holders.get(&b.address).copied().unwrap_or(u32::MAX)),
-                _ => None,
-            };
-            let mut blocks: Vec<(u64, Option<u32>)> =
-                segment.blocks.iter().map(|b| (b.bytes.0, held(b))).collect();
-            if segment.growing {
-                blocks.push((left / PAGE * PAGE, None));
-            }
-            let stays = |id: u32| {
-                let tensor = TensorId(id);
-                may.contains(&tensor) && !kept.contains(&tensor)
-            };
-            best = cheapest(&blocks, bytes.0, stays).filter(|found| less(found, &best)).or(best);
-            let can = |id: u32| (id as usize) < self.old.len() && leaves(request, TensorId(id));
-            way = cheapest(&blocks, bytes.0, can).filter(|found| less(found, &way)).or(way);
+        let blocks = |segment: &SegmentView| {
+            let grows = segment.growing.then_some((left / PAGE * PAGE, None));
+            segment.blocks.iter().map(|b| (b.bytes.0, held(b))).chain(grows).collect()
+        };
+        let segments = again.allocator().segments();
+        let segments: Vec<Vec<(u64, Option<u32>)>> =
+            segments.iter().filter(|s| s.pool == pool && pool > 0).map(blocks).collect();
+        let best = |may: &dyn Fn(u32) -> bool| {
+            let found = segments.iter().filter_map(|blocks| cheapest(blocks, bytes.0, may));
+            found.min_by_key(|found| found.0).map_or_else(Vec::new, |found| found.1)
+        };
+        let between = best(&|id| may.contains(&TensorId(id)) && !kept.contains(&TensorId(id)));
+        if !between.is_empty() {
+            return Some(Growth { request, between, way: Vec::new() });
         }
-        let between = best.map(|(_, between)| between).filter(|between| !between.is_empty());
-        Some(Growth { request, between, way: way.map_or_else(Vec::new, |way| way.1) })
+        let way = best(&|id| (id as usize) < self.old.len() && leaves(request, TensorId(id)));
+        Some(Growth { request, between, way })
     }
 
     /// The requests of a few iterations with tensors that stay.
