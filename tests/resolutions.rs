@@ -60,11 +60,11 @@ fn mix(seed: u64) -> Vec<(&'static str, Times, Times)> {
             growth: None,
         });
     }
-    let under = |policy: &'static dyn policy::Policy| {
+    let under = |policy: &'static policy::Policy| {
         let outcome = Live::new(&arrivals, &device, Bytes(1 << 50))
             .under(Conditions { policy, ..Conditions::default() })
             .run()
-            .unwrap_or_else(|error| panic!("mix {seed}, {}: {error}", policy.name()));
+            .unwrap_or_else(|error| panic!("mix {seed}, {}: {error}", policy.name));
         let since = |of: fn(&neap::plan::live::Story) -> u64| {
             let times = jobs.iter().zip(&outcome.jobs).map(|(job, story)| of(story) - job.submit.0);
             times.sum::<u64>() / jobs.len() as u64
@@ -73,9 +73,9 @@ fn mix(seed: u64) -> Vec<(&'static str, Times, Times)> {
         let last = outcome.jobs.iter().map(ended).max().expect("a job");
         let fine = [last - jobs[0].submit.0, since(|story| story.iterations[0].0.0), since(ended)];
         let coarse = simulate(&jobs, policy, &Settings::default(), Keep::default()).figures(&jobs);
-        (policy.name(), fine, [coarse.makespan, coarse.queuing, coarse.completion])
+        (policy.name, fine, [coarse.makespan, coarse.queuing, coarse.completion])
     };
-    policy::ALL.iter().map(|policy| under(*policy)).collect()
+    policy::ALL.iter().map(under).collect()
 }
 
 #[test]

@@ -18,7 +18,7 @@ use neap::sim::engine::{self, Durations};
 use neap::sim::noise::Noise;
 use neap::sim::program::{Direction, Program};
 use neap::sim::rounds::{self, Party};
-use neap::sim::share::policy::{self, Policy, Style};
+use neap::sim::share::policy::{self, Policy};
 use neap::units::{Bytes, Nanos};
 
 fn plans() -> u64 {
@@ -465,15 +465,15 @@ fn many_times_as_many_jobs_need_few_more_plans() {
 }
 
 /// Under policies of one job at a time no two iterations overlap.
-fn one_at_a_time(seed: u64, policy: &dyn Policy, outcome: &Outcome) {
-    if !matches!(policy.style(), Style::One { .. } | Style::Rotating) {
+fn one_at_a_time(seed: u64, policy: &Policy, outcome: &Outcome) {
+    if !policy.in_turn() {
         return;
     }
     let mut iterations: Vec<(Nanos, Nanos)> =
         outcome.jobs.iter().flat_map(|job| job.iterations.iter().copied()).collect();
     iterations.sort_unstable();
     let apart = iterations.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0);
-    assert!(apart, "seed {seed}, {}: two jobs run at once", policy.name());
+    assert!(apart, "seed {seed}, {}: two jobs run at once", policy.name);
 }
 
 /// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same
@@ -510,13 +510,13 @@ fn random_jobs_come_and_go() {
         }
         let noise = (random.below(2) == 0)
             .then(|| Noise { share: random.below(50_000) as u64, seed: random.0 });
-        let policy = policy::ALL[random.below(policy::ALL.len())];
+        let policy = &policy::ALL[random.below(policy::ALL.len())];
         let conditions = Conditions { policy, noise, real: None };
         let run = || {
             Live::new(&arrivals, &device, budget)
                 .under(conditions)
                 .run()
-                .unwrap_or_else(|e| panic!("seed {seed}, {}: {e}", policy.name()))
+                .unwrap_or_else(|e| panic!("seed {seed}, {}: {e}", policy.name))
         };
         let outcome = run();
         assert_eq!(format!("{outcome:?}"), format!("{:?}", run()), "seed {seed}");

@@ -41,7 +41,7 @@ use crate::sim::beside::{Carried, Shared, Work};
 use crate::sim::engine::{Deadlock, Durations};
 use crate::sim::noise::Noise;
 use crate::sim::share::mechanism::Settings;
-use crate::sim::share::policy::{Facts, Pack, Policy, Style};
+use crate::sim::share::policy::{Facts, PACK, Policy, Style};
 use crate::units::{Bytes, Nanos};
 
 /// A job, when it is submitted and how many iterations it runs.
@@ -59,7 +59,7 @@ pub struct Arrival<'a> {
 #[derive(Clone, Copy)]
 pub struct Conditions<'a> {
     /// Decides which admitted jobs run their next iteration, and the order of admission.
-    pub policy: &'a dyn Policy,
+    pub policy: &'a Policy,
     /// The latencies at which operators really run.
     pub real: Option<&'a Table>,
     /// By how much every latency varies.
@@ -68,7 +68,7 @@ pub struct Conditions<'a> {
 
 impl Default for Conditions<'_> {
     fn default() -> Self {
-        Self { policy: &Pack, real: None, noise: None }
+        Self { policy: &PACK, real: None, noise: None }
     }
 }
 
@@ -285,7 +285,7 @@ impl<'a> Live<'a> {
     /// Whether the policy lets this job go first because it was submitted long ago.
     fn overdue(&self, arrival: usize, now: Nanos) -> bool {
         let submitted = self.arrivals[arrival].submitted;
-        self.conditions.policy.ages()
+        self.conditions.policy.ages
             && submitted.0.saturating_add(Settings::default().patience.0) <= now.0
     }
 
@@ -405,7 +405,7 @@ impl<'a> Live<'a> {
             self.seat(&indices, all)?;
             return Ok(None);
         }
-        let one = matches!(self.conditions.policy.style(), Style::One { .. } | Style::Rotating);
+        let one = self.conditions.policy.in_turn();
         let job = |&index: &usize| {
             let job = self.arrivals[index].job.clone();
             // Where one job runs at a time, none is beside others.
@@ -465,7 +465,7 @@ impl<'a> Live<'a> {
     /// if it takes no memory away from the others, or if it runs next and preempts them: memory of
     /// a job that waits slows those that run.
     fn may_enter(&mut self, first: usize) -> Result<bool, LiveError> {
-        let preempts = match self.conditions.policy.style() {
+        let preempts = match self.conditions.policy.style {
             Style::One { preempts } => preempts,
             Style::Rotating => false,
             Style::All | Style::UntilBusy { .. } => return Ok(true),

@@ -320,13 +320,16 @@ fn tables_of_jobs_are_refused_with_line_and_remedy() {
     let folder = Folder::new();
     std::fs::copy(fixture("mlp.graph.json"), folder.path("m.graph.json")).unwrap();
     for (table, told) in [
-        ("", "no jobs below its header"),
+        ("", "the column `graph` is missing"),
         ("graph,submit_s,iterations\n", "no jobs below its header"),
-        ("graph,submit_s\nm.graph.json,0\n", "missing field `iterations`"),
-        ("graph,submit_s,iterations,colour\nm.graph.json,0,1,red\n", "unknown field `colour`"),
-        ("graph,submit_s,iterations\nm.graph.json,0,0\n", "line 2: a job of 0 iterations"),
-        ("graph,submit_s,iterations\nm.graph.json,-1,1\n", "line 2: `-1` is not a time"),
-        ("graph,submit_s,iterations\nm.graph.json,1e99,1\n", "line 2: `1e99` is not a time"),
+        ("graph,submit_s\nm.graph.json,0\n", "the column `iterations` is missing"),
+        ("graph,submit_s,iterations,colour\nm.graph.json,0,1,red\n", "there is no column `colour`"),
+        ("graph,submit_s,iterations\nm.graph.json,0,0\n", "line 2: iterations: `0` is not"),
+        ("graph,submit_s,iterations\nm.graph.json,-1,1\n", "line 2: submit_s: `-1` is not a time"),
+        (
+            "graph,submit_s,iterations\nm.graph.json,1e99,1\n",
+            "line 2: submit_s: `1e99` is not a time",
+        ),
         (
             "graph,submit_s,iterations\nm.graph.json,5,1\nm.graph.json,4,1\n",
             "line 3: 4 s is before the job above came",
@@ -338,7 +341,7 @@ fn tables_of_jobs_are_refused_with_line_and_remedy() {
             "nowhere.graph.json: cannot be read",
         ),
         ("graph,submit_s,iterations\nm.graph.json,0,99999999999\n", "line 2"),
-        ("graph,submit_s,iterations\nm.graph.json,0\n", "it has 2 columns and the header 3"),
+        ("graph,submit_s,iterations\nm.graph.json,0\n", "has 2 cells where the heading has 3"),
     ] {
         folder.write("jobs.csv", table);
         let answer = folder.neap(&["simulate", "--arrivals", "jobs.csv"]);

@@ -103,7 +103,7 @@ pub struct Flags {
 
 /// A simulation of one policy under one mechanism.
 struct Run {
-    policy: &'static dyn Policy,
+    policy: &'static Policy,
     mechanism: &'static str,
     settings: Settings,
     outcome: Outcome,
@@ -114,9 +114,9 @@ struct Run {
 impl Run {
     fn name(&self, several: bool) -> String {
         if several {
-            format!("{}, {}", self.policy.name(), self.mechanism)
+            format!("{}, {}", self.policy.name, self.mechanism)
         } else {
-            self.policy.name().to_owned()
+            self.policy.name.to_owned()
         }
     }
 }
@@ -473,7 +473,7 @@ impl<'a> PolicyReport<'a> {
         };
         let reason = |(at, what): &'a (Nanos, String)| ReasonReport { at_s: s(at.0), what };
         Self {
-            policy: run.policy.name(),
+            policy: run.policy.name,
             mechanism: run.mechanism,
             makespan_s: s(f.makespan),
             mean_admission_s: s(f.admission),
@@ -527,7 +527,7 @@ fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Re
     for run in runs {
         for (job, result) in jobs.iter().zip(&run.outcome.jobs) {
             rows.write_record([
-                run.policy.name(),
+                run.policy.name,
                 run.mechanism,
                 &job.name,
                 result.verdict.word(),
@@ -592,7 +592,7 @@ fn draw(
             "further lanes",
         ];
         let lines = [Line { name: "capacity", value: run.settings.capacity }];
-        let title = format!("{} jobs, policy {}, {}", jobs.len(), run.policy.name(), run.mechanism);
+        let title = format!("{} jobs, policy {}, {}", jobs.len(), run.policy.name, run.mechanism);
         let drawn = stack.svg(&title, &names, &lines, &[])?;
         output::write(path, &drawn)?;
     }

@@ -23,7 +23,7 @@ pub struct Resident {
 
 /// Which of the residents, in the order of their launch, begin an iteration now. `overdue`
 /// is the resident that goes first whatever its rank.
-pub fn begin(policy: &dyn Policy, residents: &[Resident], overdue: Option<usize>) -> Vec<usize> {
+pub fn begin(policy: &Policy, residents: &[Resident], overdue: Option<usize>) -> Vec<usize> {
     let rank = |&job: &usize| {
         (overdue != Some(job), policy.rank(&residents[job].facts), residents[job].facts.submit, job)
     };
@@ -33,7 +33,7 @@ pub fn begin(policy: &dyn Policy, residents: &[Resident], overdue: Option<usize>
     let all = 0..residents.len();
     // A policy of one job at a time waits for the running one.
     let alone = |job: Option<usize>| job.filter(|_| idle).into_iter().collect();
-    match policy.style() {
+    match policy.style {
         Style::All => all.filter(ready).collect(),
         Style::One { preempts: false } => {
             let begun = all.clone().find(|&job| residents[job].begun);

@@ -85,7 +85,7 @@ pub enum Notice<'a> {
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
     /// The policy that picks the next job.
-    pub policy: &'static dyn Policy,
+    pub policy: &'static Policy,
     /// Size of the arena.
     pub arena: Bytes,
     /// How long after its submission a job is overdue, if the policy cares.

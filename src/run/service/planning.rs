@@ -2,7 +2,7 @@
 //!
 //! Where the policy runs several jobs at once, they are planned together: each within a part of the
 //! arena, for one link. Where it runs one at a time, each has device and link for itself while it
-//! runs, and the jobs' ephemeral parts share one lane ([`in_turn`]). Predicted times are those of
+//! runs, and the jobs' ephemeral parts share one lane. Predicted times are those of
 //! iterations beside the others, or alone.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::record::Planning;
-use super::scheduler::in_turn;
 use super::split::Split;
 use super::worker::Work;
 use super::{Message, Notice, Service, Stage, coming};
@@ -211,7 +210,7 @@ impl Service<'_, '_> {
             return;
         }
         let device = Profile { link: self.feedback.planning(), ..self.options.device.clone() };
-        let in_turn = in_turn(self.options.policy);
+        let in_turn = self.options.policy.in_turn();
         let seats: Vec<_> = jobs.iter().map(|&id| (id, &*self.seats[id].work)).collect();
         let mut latencies = self.feedback.latencies(&seats, &device, in_turn);
         let kind = |&id: &usize| (&*self.seats[id].sha256, self.feedback.ran(id));

@@ -107,14 +107,9 @@ impl Tenant {
     }
 }
 
-/// Whether a policy runs one job at a time.
-pub(super) fn in_turn(policy: &dyn Policy) -> bool {
-    matches!(policy.style(), Style::One { .. } | Style::Rotating)
-}
-
 /// The scheduler's state.
 pub struct Scheduler {
-    policy: &'static dyn Policy,
+    policy: &'static Policy,
     patience: Nanos,
     turn: Nanos,
     memory: Memory,
@@ -127,8 +122,8 @@ impl Scheduler {
     /// An empty device. `patience` after its submission a job is overdue; `turn` is the shortest
     /// service after which memory is moved for a turn.
     #[must_use]
-    pub fn new(policy: &'static dyn Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
-        let memory = Memory::new(arena, if in_turn(policy) { 1 } else { MOST });
+    pub fn new(policy: &'static Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
+        let memory = Memory::new(arena, if policy.in_turn() { 1 } else { MOST });
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
 
@@ -220,7 +215,7 @@ impl Scheduler {
             self.join(&needs),
             &BTreeSet::new(),
         ) != Entry::Full;
-        Some(match self.policy.style() {
+        Some(match self.policy.style {
             Style::One { preempts: false } => "the jobs before it to end".to_owned(),
             _ if self.room_for.is_some() => "others to move together".to_owned(),
             Style::UntilBusy { .. } if fits => {
@@ -242,7 +237,7 @@ impl Scheduler {
         self.stops(&mut orders);
         self.moving(&mut orders);
         let order = self.ranked(now);
-        let wanted = match self.policy.style() {
+        let wanted = match self.policy.style {
             Style::One { preempts: false } => self.next_in_line(&order, &mut orders),
             Style::One { preempts: true } => self.best(&order, &mut orders),
             Style::All => self.all(&order, &mut orders),
@@ -316,7 +311,7 @@ impl Scheduler {
     /// Jobs that may run at the same time share a lane only if they were planned to. Other jobs
     /// share one.
     fn join(&self, needs: &Needs) -> Join {
-        if needs.shares != Shares::Nothing || in_turn(self.policy) {
+        if needs.shares != Shares::Nothing || self.policy.in_turn() {
             Join::Share
         } else {
             Join::Own
@@ -423,7 +418,7 @@ impl Scheduler {
     fn overdue(&self, now: Nanos) -> Option<JobId> {
         let there = self.jobs.iter().filter(|(_, t)| !t.stopping);
         let (job, oldest) =
-            there.min_by_key(|(id, t)| (t.submit, **id)).filter(|_| self.policy.ages())?;
+            there.min_by_key(|(id, t)| (t.submit, **id)).filter(|_| self.policy.ages)?;
         (oldest.submit.0.saturating_add(self.patience.0) <= now.0).then_some(*job)
     }
 
@@ -471,7 +466,7 @@ impl Scheduler {
         for &job in &by_turns {
             if self.state(job) != Some(State::Waiting)
                 || self.bring_in(job, orders)
-                || !self.policy.moves()
+                || !self.policy.moves
                 || self.room_for.is_some()
             {
                 continue;
@@ -538,7 +533,7 @@ impl Scheduler {
     }
 
     fn go(&mut self, wanted: &[JobId], orders: &mut Vec<Order>) {
-        let one = in_turn(self.policy);
+        let one = self.policy.in_turn();
         let spots = self.memory.spots();
         // The lanes in use, and whether they are passed on within iterations.
         let running = |jobs: &BTreeMap<JobId, Tenant>| -> BTreeMap<u32, bool> {

@@ -52,7 +52,7 @@ struct World {
 impl World {
     fn new(policy: &str, arena: u64, turn: u64) -> Self {
         let policy = policy::find(policy).unwrap();
-        let one = matches!(policy.name(), "fifo" | "srtf" | "fair");
+        let one = matches!(policy.name, "fifo" | "srtf" | "fair");
         Self {
             scheduler: Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn)),
             bodies: BTreeMap::new(),
@@ -245,7 +245,7 @@ proptest! {
         turn in 0u64..300,
         seed in any::<u64>(),
     ) {
-        let mut world = World::new(policy::ALL[which].name(), 100, turn);
+        let mut world = World::new(policy::ALL[which].name, 100, turn);
         let mut next = 0;
         for act in acts {
             match act {
@@ -274,7 +274,7 @@ proptest! {
             prop_assert!(
                 body.ended.is_some(),
                 "{job} never ends under {}: {:?}",
-                policy::ALL[which].name(),
+                policy::ALL[which].name,
                 body.doing
             );
         }

@@ -7,8 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::jobs::{JobsError, decimal};
-use crate::files;
+use super::rows::{self, RowsError, decimal};
 use crate::units::Bytes;
 
 /// Persistent and ephemeral bytes of a workload.
@@ -26,63 +25,23 @@ impl Memory {
     ///
     /// # Errors
     /// An error that names file, line and remedy.
-    pub fn read(path: &Path) -> Result<Self, JobsError> {
-        let content = files::read(path, LARGEST)?;
-        let fail = |line: u64, problem: String| JobsError::Content {
-            path: path.to_owned(),
-            line,
-            problem,
-        };
-        let mut reader =
-            csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
-        let broken = |e: csv::Error| {
-            fail(e.position().map_or(1, csv::Position::line), super::jobs::plain_csv(&e))
-        };
-        let headers = reader.headers().map_err(broken)?.clone();
-        let column = |name: &str| headers.iter().position(|h| h == name);
-        let (name, persistent, ephemeral, unit) = match (
-            column("workload"),
-            column("persistent_bytes"),
-            column("ephemeral_bytes"),
-        ) {
-            (Some(n), Some(p), Some(e)) => (n, p, e, 1),
-            _ => match (column("Network"), column("Persistent Mem (MB)"), column("Peak")) {
-                (Some(n), Some(p), Some(e)) => (n, p, e, 1u64 << 20),
-                _ => {
-                    return Err(fail(
-                        1,
-                        "needs the columns workload, persistent_bytes, ephemeral_bytes; or Network, Persistent Mem (MB), Peak".into(),
-                    ));
-                }
-            },
-        };
+    pub fn read(path: &Path) -> Result<Self, RowsError> {
         let mut all = BTreeMap::new();
-        for record in reader.records() {
-            let record = record.map_err(broken)?;
-            let line = record.position().map_or(0, csv::Position::line);
-            let size = |index: usize| {
-                let text = record.get(index).unwrap_or("");
-                bytes(text, unit).ok_or_else(|| {
-                    fail(
-                        line,
-                        format!(
-                            "`{text}` is not a size; write a number of {}",
-                            if unit == 1 { "bytes" } else { "MiB" }
-                        ),
-                    )
-                })
+        rows::open(path, LARGEST, columns, |&(places, unit), record, _| {
+            let [name, persistent, ephemeral] = places.map(|at| record.get(at).unwrap_or(""));
+            let size = |text: &str| {
+                let units = if unit == 1 { "bytes" } else { "MiB" };
+                let wrong = || format!("`{text}` is not a size; write a number of {units}");
+                bytes(text, unit).ok_or_else(wrong)
             };
-            let key = record.get(name).unwrap_or("");
-            if key.is_empty() {
-                return Err(fail(
-                    line,
-                    "names no workload; give it a name or remove the row".into(),
-                ));
+            if name.is_empty() {
+                return Err("names no workload; give it a name or remove the row".into());
             }
-            if all.insert(key.to_owned(), (size(persistent)?, size(ephemeral)?)).is_some() {
-                return Err(fail(line, format!("`{key}` stands in the table twice; keep one")));
+            match all.insert(name.to_owned(), (size(persistent)?, size(ephemeral)?)) {
+                Some(_) => Err(format!("`{name}` stands in the table twice; keep one")),
+                None => Ok(()),
             }
-        }
+        })?;
         Ok(Self(all))
     }
 
@@ -96,6 +55,21 @@ impl Memory {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
+}
+
+/// The places of a workload's name and of its two needs, and the needs' unit.
+fn columns(headers: &csv::StringRecord) -> Result<([usize; 3], u64), String> {
+    let at = |names: [&str; 3]| {
+        let [name, persistent, ephemeral] = names.map(|n| headers.iter().position(|h| h == n));
+        Some([name?, persistent?, ephemeral?])
+    };
+    let bytes = at(["workload", "persistent_bytes", "ephemeral_bytes"]).map(|places| (places, 1));
+    let published = || Some((at(["Network", "Persistent Mem (MB)", "Peak"])?, 1 << 20));
+    bytes.or_else(published).ok_or_else(|| {
+        "needs the columns workload, persistent_bytes, ephemeral_bytes; or Network, Persistent Mem \
+         (MB), Peak"
+            .into()
+    })
 }
 
 /// Reads a decimal number of units, rounded up to bytes; at most 2^50.

@@ -15,6 +15,7 @@ pub mod mechanism;
 pub mod memory;
 pub mod policy;
 pub mod result;
+pub mod rows;
 pub mod weigh;
 
 #[cfg(test)]

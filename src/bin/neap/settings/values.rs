@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::bail;
 use neap::device::Profile;
-use neap::sim::share::jobs;
+use neap::sim::share::rows;
 use neap::units::{Bytes, Nanos};
 
 use crate::output::note;
@@ -143,7 +143,7 @@ pub fn percent(share: u64) -> String {
 /// # Errors
 /// When it is not a number from 0.001 to 10⁹.
 pub fn seconds(text: &str) -> Result<Nanos, String> {
-    let time = jobs::decimal(text).filter(|t| (1_000_000..=1_000_000_000_000_000_000).contains(t));
+    let time = rows::decimal(text).filter(|t| (1_000_000..=1_000_000_000_000_000_000).contains(t));
     time.map(|t| Nanos(t as u64))
         .ok_or_else(|| format!("`{text}` is not a time; give seconds from 0.001 to 1000000000"))
 }

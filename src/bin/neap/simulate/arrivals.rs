@@ -9,7 +9,6 @@ use anyhow::{Context, bail};
 use neap::contract::Latency;
 use neap::device::Profile;
 use neap::device::latency::Table as Latencies;
-use neap::files::{self, LineError};
 use neap::job::Graph;
 use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
 use neap::plan::together::{self, Job};
@@ -18,8 +17,9 @@ use neap::report::table::{Side, Table};
 use neap::sim::noise::Noise;
 use neap::sim::program::Direction;
 use neap::sim::share::policy::{self, Policy};
+use neap::sim::share::rows;
 use neap::units::{Bytes, Nanos};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::Flags;
 use crate::accounting::ratio;
@@ -30,16 +30,9 @@ use crate::settings::{self, Budget, JobArg, Outputs};
 /// The largest table that is read.
 const LARGEST: u64 = 64 << 20;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Row {
-    /// A graph's file relative to the table's folder, which may end in @ and a share as for `neap
-    /// plan`.
-    graph: String,
-    /// When it is submitted, in seconds.
-    submit_s: String,
-    iterations: u32,
-}
+/// The columns: a graph's file relative to the table's folder, which may end in @ and a share as for
+/// `neap plan`; when it is submitted, in seconds; and its iterations.
+const COLUMNS: [&str; 3] = ["graph", "submit_s", "iterations"];
 
 /// A parsed row.
 struct Coming {
@@ -49,89 +42,31 @@ struct Coming {
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
-    let content = files::read(path, LARGEST)?;
-    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut all: Vec<Coming> = Vec::new();
-    let mut records = reader.deserialize::<Row>();
-    loop {
-        let line = records.reader().position().line();
-        let wrong = |problem: String| LineError { path: path.to_owned(), line, problem };
-        let row = match records.next() {
-            None => break,
-            Some(Err(error)) => {
-                let line = error.position().map_or(line, csv::Position::line);
-                let problem =
-                    format!("{}; the columns are graph,submit_s,iterations", cause(&error));
-                return Err(LineError { path: path.to_owned(), line, problem }.into());
-            }
-            Some(Ok(row)) => row,
-        };
-        let submitted = seconds(&row.submit_s).ok_or_else(|| {
-            wrong(format!(
-                "`{}` is not a time; give seconds from 0 to 10^9 with at most nine decimals",
-                row.submit_s
-            ))
-        })?;
-        if row.iterations > 100_000 {
-            return Err(wrong(format!(
-                "{} iterations are more than are simulated one by one; give at most 100000",
-                row.iterations
-            ))
-            .into());
-        }
-        if row.iterations == 0 {
-            return Err(wrong(
-                "a job of 0 iterations never runs; give at least 1, or leave the line out"
-                    .to_owned(),
-            )
-            .into());
-        }
+    rows::read(path, LARGEST, &COLUMNS, &COLUMNS, |row| {
+        let submitted = row.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
         if all.last().is_some_and(|last| last.submitted > submitted) {
-            return Err(wrong(format!(
-                "{} s is before the job above came; sort the lines by submit_s",
-                row.submit_s
-            ))
-            .into());
+            let at = row.cell("submit_s").unwrap_or_default();
+            return Err(format!("{at} s is before the job above came; sort the lines by submit_s"));
         }
-        if row.graph.is_empty() {
-            return Err(wrong("it names no graph".to_owned()).into());
-        }
-        let job = JobArg::read(folder.join(row.graph).into_os_string()).map_err(wrong)?;
-        all.push(Coming { job, submitted, iterations: row.iterations });
-    }
+        let what = "a number of iterations from 1 to 100000, which are simulated one by one";
+        let iterations = row.parsed("iterations", what, |text| {
+            text.parse().ok().filter(|n| (1..=100_000).contains(n))
+        })?;
+        let graph = row.cell("graph").ok_or("it names no graph")?;
+        all.push(Coming {
+            job: JobArg::read(folder.join(graph).into_os_string())?,
+            submitted,
+            iterations: iterations.ok_or("iterations is empty; say how many it runs")?,
+        });
+        Ok(())
+    })?;
     if all.is_empty() {
-        bail!(
-            "{}: it has no jobs below its header; the columns are graph,submit_s,iterations",
-            path.display()
-        );
+        let columns = COLUMNS.join(",");
+        bail!("{}: it has no jobs below its header; the columns are {columns}", path.display());
     }
     Ok(all)
-}
-
-fn cause(error: &csv::Error) -> String {
-    match error.kind() {
-        csv::ErrorKind::Deserialize { err, .. } => err.to_string(),
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            format!("it has {len} columns and the header {expected_len}")
-        }
-        csv::ErrorKind::Utf8 { .. } => "it is not UTF-8 text".to_owned(),
-        _ => error.to_string(),
-    }
-}
-
-/// Reads a decimal number of seconds.
-fn seconds(text: &str) -> Option<Nanos> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    if whole.is_empty()
-        || fraction.len() > 9
-        || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit())
-    {
-        return None;
-    }
-    let whole: u64 = whole.parse().ok().filter(|whole| *whole <= 1_000_000_000)?;
-    let fraction: u64 = format!("{fraction:0<9}").parse().ok()?;
-    Some(Nanos(whole * 1_000_000_000 + fraction))
 }
 
 /// Reads the table, simulates and reports.
@@ -287,7 +222,7 @@ impl Report {
         outcome: &Outcome,
         device: &Profile,
         budget: Bytes,
-        policy: &'static dyn Policy,
+        policy: &'static Policy,
     ) -> Self {
         let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
         let busy = |direction| {
@@ -322,7 +257,7 @@ impl Report {
         };
         Self {
             device: device.name.clone(),
-            policy: policy.name(),
+            policy: policy.name,
             budget_bytes: budget,
             end_ns: end,
             mean_queuing_ns: mean(|job| job.iterations.first().map(|iteration| iteration.0)),

@@ -50,7 +50,7 @@ pub struct Keep {
 
 /// Simulates the trace, whose jobs are in order of submission.
 #[must_use]
-pub fn simulate(jobs: &[Job], policy: &dyn Policy, settings: &Settings, keep: Keep) -> Outcome {
+pub fn simulate(jobs: &[Job], policy: &Policy, settings: &Settings, keep: Keep) -> Outcome {
     let mut engine = Engine::new(jobs, policy, settings, keep);
     engine.run();
     engine.outcome
@@ -115,7 +115,7 @@ impl Group {
 
 struct Engine<'a> {
     jobs: &'a [Job],
-    policy: &'a dyn Policy,
+    policy: &'a Policy,
     settings: &'a Settings,
     keep: Keep,
     style: Style,
@@ -178,8 +178,8 @@ struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    fn new(jobs: &'a [Job], policy: &'a dyn Policy, settings: &'a Settings, keep: Keep) -> Self {
-        let style = settings.style(policy.style());
+    fn new(jobs: &'a [Job], policy: &'a Policy, settings: &'a Settings, keep: Keep) -> Self {
+        let style = settings.style(policy.style);
         let n = jobs.len();
         let result = JobResult {
             admitted: None,
@@ -203,7 +203,7 @@ impl<'a> Engine<'a> {
             touched: Vec::new(),
             needs: jobs.iter().map(Job::need).collect(),
             grown: BTreeSet::new(),
-            moves: policy.moves() && lanes && settings.mode == Mode::Neap,
+            moves: policy.moves && lanes && settings.mode == Mode::Neap,
             released,
             now: 0,
             clocks: BTreeMap::new(),

@@ -62,14 +62,14 @@ impl Engine<'_> {
             .there
             .first()
             .map(|&j| self.jobs[j as usize].submit.0.saturating_add(self.settings.patience.0));
-        oldest.filter(|at| *at > self.now && self.policy.ages()).unwrap_or(NEVER)
+        oldest.filter(|at| *at > self.now && self.policy.ages).unwrap_or(NEVER)
     }
 
     /// Admits waiting jobs in the policy's order, as far as there is room.
     fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
         // The released code lets later jobs pass for ever.
         let released = self.released;
-        let skips = self.policy.skips() || released;
+        let skips = self.policy.skips || released;
         loop {
             let closed =
                 self.overdue().filter(|&j| !released && self.state[j as usize] == State::Waiting);
@@ -145,12 +145,12 @@ impl Engine<'_> {
         loop {
             let aged = self
                 .overdue()
-                .filter(|&j| self.policy.ages() && self.state[j as usize] == State::Waiting)
+                .filter(|&j| self.policy.ages && self.state[j as usize] == State::Waiting)
                 .map(|j| self.line_key(j));
             let Some(best) = aged.or(self.waiting.first().copied()) else { return };
             let runner = self.runs().next();
             if let Some(runner) = runner {
-                let older = self.policy.ages() && self.overdue() == Some(runner);
+                let older = self.policy.ages && self.overdue() == Some(runner);
                 if !preempts || older || (aged.is_none() && best >= self.key(runner)) {
                     return;
                 }

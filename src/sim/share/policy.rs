@@ -1,0 +1,148 @@
+//! Which job runs next: policies as pure decisions over jobs and time.
+//!
+//! A policy ranks jobs and says how many run at once; [`choose`] picks the jobs that run next. The
+//! simulators and the service ask at iteration boundaries, and all check memory themselves.
+
+use super::contention::WHOLE;
+use crate::units::Nanos;
+
+/// What a policy may know of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// When it was submitted.
+    pub submit: Nanos,
+    /// Work that is left, as time alone.
+    pub remaining: Nanos,
+    /// The share of the device that it keeps busy alone, per mille.
+    pub utilisation: u32,
+}
+
+/// How many jobs run at once, and which give way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// One job at a time.
+    One {
+        /// Whether a better job takes over at the next iteration boundary.
+        preempts: bool,
+    },
+    /// As many jobs as fit, each in a lane of its own, until they end.
+    All,
+    /// All jobs in turn, so that all have the same service.
+    Rotating,
+    /// Jobs in order until the device is busy.
+    UntilBusy {
+        /// Whether a better job takes over at the next iteration boundary.
+        preempts: bool,
+    },
+}
+
+/// A policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Whether the job with the least work left goes first, in place of the one submitted first.
+    pub shortest: bool,
+    /// How many jobs run at once.
+    pub style: Style,
+    /// Whether later jobs pass a job that can't be admitted, until that job is overdue.
+    pub skips: bool,
+    /// Whether the persistent memory of waiting jobs goes to the host when another job's turn needs
+    /// the room (mode `neap`).
+    pub moves: bool,
+    /// Whether the oldest job goes first once it is overdue.
+    pub ages: bool,
+}
+
+/// First come, first served: one job at a time, to its end.
+const FIFO: Policy = Policy {
+    name: "fifo",
+    shortest: false,
+    style: Style::One { preempts: false },
+    skips: false,
+    moves: false,
+    ages: false,
+};
+
+/// The policies, in the order of the paper, neap's own last.
+pub const ALL: &[Policy] = &[
+    FIFO,
+    // The job with the least work left runs alone, and gives way at an iteration boundary. An
+    // admitted job keeps its persistent memory on the device.
+    Policy {
+        name: "srtf",
+        shortest: true,
+        style: Style::One { preempts: true },
+        skips: true,
+        ..FIFO
+    },
+    PACK,
+    // All jobs share equally from the moment they are admitted. (Salus's code compares the service
+    // since each job's birth, so a newcomer keeps the device until it has caught up.)
+    Policy { name: "fair", style: Style::Rotating, skips: true, moves: true, ..FIFO },
+    // Beside the job with the least work left the next ones run, until the device is busy. A job
+    // that waits lends its room. An overdue job goes first, and others run beside it only if they
+    // do not slow it. So after its patience a job waits at most for the work left of the jobs
+    // submitted before it, for one iteration of each running job, and for copies.
+    Policy {
+        name: "neap",
+        shortest: true,
+        style: Style::UntilBusy { preempts: true },
+        skips: true,
+        moves: true,
+        ages: true,
+    },
+];
+
+/// As many jobs at once as memory holds, each to its end.
+pub const PACK: Policy = Policy { name: "pack", style: Style::All, ..FIFO };
+
+impl Policy {
+    /// Smaller goes first; equal ranks go in order of submission.
+    #[must_use]
+    pub const fn rank(&self, job: &Facts) -> u64 {
+        if self.shortest { job.remaining.0 } else { job.submit.0 }
+    }
+
+    /// Whether it runs one job at a time.
+    #[must_use]
+    pub const fn in_turn(&self) -> bool {
+        matches!(self.style, Style::One { .. } | Style::Rotating)
+    }
+}
+
+/// Their names.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|policy| policy.name)
+}
+
+/// The policy with this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Policy> {
+    ALL.iter().find(|policy| policy.name == name)
+}
+
+/// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until the
+/// device is busy. `fits` is called once for each job, in order, and must count the jobs that it
+/// accepted. An `overdue` first job is joined only by jobs that fit in the utilisation left.
+pub fn choose<T: Copy>(
+    ranked: impl Iterator<Item = (T, u32)>,
+    most: usize,
+    overdue: bool,
+    mut fits: impl FnMut(T) -> bool,
+) -> Vec<T> {
+    let (mut chosen, mut busy) = (Vec::new(), 0);
+    for (job, utilisation) in ranked {
+        if chosen.len() >= most || busy >= WHOLE {
+            break;
+        }
+        if overdue && !chosen.is_empty() && busy + utilisation > WHOLE {
+            continue;
+        }
+        if fits(job) {
+            chosen.push(job);
+            busy += utilisation;
+        }
+    }
+    chosen
+}
