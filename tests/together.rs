@@ -116,9 +116,7 @@ fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
     // However they stand to each other, and as the planner sees them.
     let own = |job: usize| plan.jobs[job].latencies.iter().map(|l| l.time).sum();
     let party = |job: usize| Party {
-        program: &programs[job],
-        durations: &durations[job],
-        utilisation: WHOLE,
+        work: Work { program: &programs[job], durations: &durations[job], utilisation: WHOLE },
         own: own(job),
     };
     let parties: Vec<Party<'_>> = (0..programs.len()).map(party).collect();

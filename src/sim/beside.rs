@@ -28,7 +28,7 @@ use crate::units::Nanos;
 pub const WHOLE: u32 = 1000;
 
 /// What a job runs, and the part of the device that it uses.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Work<P, D> {
     /// Its iteration under its plan.
     pub program: P,
@@ -49,6 +49,12 @@ pub struct Carried {
     pub start: Nanos,
     /// When it ended.
     pub end: Nanos,
+}
+
+/// How long copies had a direction of the link.
+#[must_use]
+pub fn busy(carried: &[Carried], direction: Direction) -> Nanos {
+    carried.iter().filter(|c| c.direction == direction).map(|c| c.end - c.start).sum()
 }
 
 /// One wait of a job for the window.

@@ -6,31 +6,24 @@
 //! or their starts are evenly staggered. Jobs with shorter iterations run more of them, so that all
 //! jobs are busy for about as long. [`super::beside`] simulates the device.
 
-use super::beside::{Carried, Shared, WHOLE, Work};
+use super::beside::{Carried, Shared, WHOLE, Waited, Work};
 use super::engine::{self, Deadlock, Durations, Run};
 use super::program::{Direction, Program};
 use crate::device::Link;
 use crate::units::{Bytes, Nanos};
 
+/// A job's iteration under its plan.
+pub type Under<'a> = Work<&'a Program, &'a Durations>;
+
 /// A job, when it starts and how many iterations it runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// Its iteration under its plan.
-    pub program: &'a Program,
-    /// How long its steps and copies take alone.
-    pub durations: &'a Durations,
-    /// The part of the device's compute that it uses, in thousandths.
-    pub utilisation: u32,
+    /// What it runs.
+    pub work: Under<'a>,
     /// When it starts.
     pub start: Nanos,
     /// How many iterations it runs.
     pub iterations: u32,
-}
-
-impl<'a> Side<'a> {
-    const fn work(&self) -> Work<&'a Program, &'a Durations> {
-        Work { program: self.program, durations: self.durations, utilisation: self.utilisation }
-    }
 }
 
 /// What happened in a simulation.
@@ -40,6 +33,8 @@ pub struct Course {
     pub runs: Vec<Vec<(Nanos, Run)>>,
     /// Every copy, in order of its end.
     pub carried: Vec<Carried>,
+    /// Every wait for the window that took time, in order of its end.
+    pub waited: Vec<Waited>,
     /// When the last job ended.
     pub end: Nanos,
 }
@@ -58,7 +53,7 @@ pub fn run(sides: &[Side<'_>], link: &Link) -> Result<Course, Deadlock> {
         while let Some(&job) = coming.last()
             && sides[job].start <= device.now()
         {
-            device.begin(job, sides[job].work());
+            device.begin(job, sides[job].work);
             coming.pop();
         }
         let limit = coming.last().map_or(Nanos(u64::MAX), |&job| sides[job].start);
@@ -70,21 +65,21 @@ pub fn run(sides: &[Side<'_>], link: &Link) -> Result<Course, Deadlock> {
         };
         runs[job].push((device.now() - run.iteration, run));
         if runs[job].len() < sides[job].iterations as usize {
-            device.begin(job, sides[job].work());
+            device.begin(job, sides[job].work);
         }
     }
     let end = device.now();
-    Ok(Course { runs, carried: device.carried, end })
+    Ok(Course { runs, carried: device.carried, waited: device.waited, end })
 }
 
 /// Resident bytes of all jobs together over time. Between its iterations a job keeps the tensors
 /// that stay round their end. After its last iteration it holds nothing.
 #[must_use]
-pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, Bytes)> {
+pub fn memory(programs: &[&Program], runs: &[Vec<(Nanos, Run)>]) -> Vec<(Nanos, Bytes)> {
     let mut changes: Vec<(Nanos, i128)> = Vec::new();
     for (program, runs) in programs.iter().zip(runs) {
         let mut level = 0;
-        for (start, run) in *runs {
+        for (start, run) in runs {
             for (at, bytes) in
                 engine::memory(program, run).into_iter().filter(|point| point.0 < run.iteration)
             {
@@ -138,12 +133,8 @@ const OFTEN: u64 = 4;
 /// A job of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Party<'a> {
-    /// Its iteration under its plan.
-    pub program: &'a Program,
-    /// How long its steps and copies take alone.
-    pub durations: &'a Durations,
-    /// The part of the device's compute that it uses, in thousandths.
-    pub utilisation: u32,
+    /// What it runs.
+    pub work: Under<'a>,
     /// Time of its iteration alone and without a plan. It fixes how many iterations run and when
     /// they start, so that rounds of different plans of the same jobs are comparable.
     pub own: Nanos,
@@ -187,7 +178,7 @@ pub fn short_round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock
 /// Each job's iterations, and its start.
 fn staggered<'a>(parties: &[Party<'a>], rounds: u32) -> Vec<Side<'a>> {
     let longest = parties.iter().map(|p| p.own.0).max().unwrap_or(0);
-    let wanted: u64 = parties.iter().map(|p| u64::from(p.utilisation)).sum();
+    let wanted: u64 = parties.iter().map(|p| u64::from(p.work.utilisation)).sum();
     // All jobs are slowed by this ratio while all compute; their starts are spread over that time.
     let slowed = u128::from(wanted.max(u64::from(WHOLE)));
     let spread = u128::from(WHOLE) * parties.len().max(1) as u128;
@@ -196,11 +187,9 @@ fn staggered<'a>(parties: &[Party<'a>], rounds: u32) -> Vec<Side<'a>> {
     for party in parties {
         let often = (longest.saturating_add(party.own.0 / 2) / party.own.0.max(1)).clamp(1, OFTEN);
         let iterations = rounds.saturating_mul(u32::try_from(often).unwrap_or(1));
-        let Party { program, durations, utilisation, own } = *party;
-        sides.push(Side { program, durations, utilisation, start: Nanos(start), iterations });
-        start = start.saturating_add(
-            u64::try_from(u128::from(own.0) * slowed / spread).unwrap_or(u64::MAX / 4),
-        );
+        sides.push(Side { work: party.work, start: Nanos(start), iterations });
+        let after = u64::try_from(u128::from(party.own.0) * slowed / spread);
+        start = start.saturating_add(after.unwrap_or(u64::MAX / 4));
     }
     sides
 }

@@ -24,6 +24,13 @@ pub fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (u128::from(part) * 10_000 / u128::from(whole)) as f64 / 10_000.0 }
 }
 
+/// The median of some times, the upper one of an even number; 0 of none.
+pub fn median(times: impl Iterator<Item = Nanos>) -> Nanos {
+    let mut times: Vec<Nanos> = times.collect();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
 /// The saving of memory and the cost in time, as the papers define them.
 #[derive(Clone, Copy, Serialize)]
 pub struct Shares {

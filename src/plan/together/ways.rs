@@ -26,6 +26,7 @@ use super::{Jobs, Made, Memo, by_peak, parts, shares};
 use crate::budget::{Infeasible, PlanError, Planned};
 use crate::device::{Link, Profile};
 use crate::method::{Method, SMALL};
+use crate::sim::beside::Work;
 use crate::sim::engine::Durations;
 use crate::sim::program::Program;
 use crate::sim::rounds::{self, Party, Round};
@@ -370,9 +371,7 @@ impl<'j, 'a> Rounds<'j, 'a> {
             programs.iter().map(|program| Durations::nominal(program, link)).collect();
         let parties: Vec<Party<'_>> = (programs.iter().zip(&durations).zip(&self.known))
             .map(|((&program, durations), &Known { utilisation, own, .. })| Party {
-                program,
-                durations,
-                utilisation,
+                work: Work { program, durations, utilisation },
                 own,
             })
             .collect();

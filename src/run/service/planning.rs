@@ -271,13 +271,13 @@ impl Service<'_, '_> {
             Ok(())
         });
         let planning = Planning {
-            at: self.now(),
+            at_ns: self.now(),
             why: why.join(", "),
+            new_plans: Vec::new(),
             kept_because: plans.err(),
-            predicted_before: made.predicted.map(|p| p.0),
-            predicted_after: made.predicted.map(|p| p.1),
-            took: made.took,
-            jobs: Vec::new(),
+            predicted_before_ns: made.predicted.map(|p| p.0),
+            predicted_after_ns: made.predicted.map(|p| p.1),
+            planning_ns: made.took,
         };
         notice(Notice::Planned(self.records.planned(planning, &changed)));
     }

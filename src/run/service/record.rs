@@ -1,6 +1,10 @@
 //! Records what happens to the jobs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
 
 use crate::Outcome;
 use crate::sim::share::lanes::JobId;
@@ -48,36 +52,49 @@ impl Verdict {
     }
 }
 
+impl Serialize for Verdict {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut both = serializer.serialize_struct("Verdict", 2)?;
+        both.serialize_field("verdict", self.word())?;
+        both.serialize_field("reason", &self.reason())?;
+        both.end()
+    }
+}
+
 /// The record of a job. Times count from the start of the service.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct JobReport {
     /// Its name.
     pub name: String,
-    /// When it was submitted.
-    pub submitted: Nanos,
-    /// When its first iteration began.
-    pub started: Option<Nanos>,
-    /// When it ended.
-    pub ended: Nanos,
     /// How it ended.
+    #[serde(flatten)]
     pub verdict: Verdict,
+    /// When it was submitted.
+    pub submitted_ns: Nanos,
+    /// When its first iteration began.
+    pub started_ns: Option<Nanos>,
+    /// When it ended.
+    pub ended_ns: Nanos,
     /// The reason for its first wait, if it had to wait.
     pub waited_for: Option<String>,
     /// The sum of its iterations' times.
-    pub service: Nanos,
+    pub service_ns: Nanos,
     /// How many iterations it has run.
     pub iterations: u32,
-    /// How many times it left the device, for other jobs or to be moved.
-    pub left: u32,
+    /// How many times its memory was copied to the host, for other jobs or to be moved.
+    pub sent_out: u32,
     /// Bytes that it keeps between iterations, by its first plan.
-    pub persistent: Bytes,
+    pub persistent_bytes: Bytes,
     /// Bytes that its iterations need, by its first plan.
-    pub ephemeral: Bytes,
+    pub ephemeral_bytes: Bytes,
     /// The job, unless it was refused at once.
+    #[serde(skip)]
     pub work: Option<Arc<Work>>,
     /// The results of its run. A job that ended early has no checksum.
+    #[serde(skip)]
     pub outcome: Outcome,
     /// Whether its first admission was reported.
+    #[serde(skip)]
     entered: bool,
 }
 
@@ -95,49 +112,51 @@ pub struct Moment {
 }
 
 /// One time that all jobs were planned again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Planning {
     /// When the new plans were ready.
-    pub at: Nanos,
+    pub at_ns: Nanos,
     /// Which jobs came, ended or drifted.
     pub why: String,
-    /// The jobs whose plan is new, by position in the report.
-    pub jobs: Vec<usize>,
+    /// The jobs whose plan is new.
+    pub new_plans: Vec<String>,
     /// Why there are no new plans.
     pub kept_because: Option<String>,
     /// Predicted time of one iteration of each job by itself, added up, under the old plans.
-    pub predicted_before: Option<Nanos>,
+    pub predicted_before_ns: Option<Nanos>,
     /// The same under the new plans.
-    pub predicted_after: Option<Nanos>,
+    pub predicted_after_ns: Option<Nanos>,
     /// How long planning took, in the background.
-    pub took: Nanos,
+    pub planning_ns: Nanos,
 }
 
 /// A span of time with the same jobs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stretch {
     /// When it begins.
-    pub from: Nanos,
+    pub from_ns: Nanos,
     /// When it ends.
-    pub to: Nanos,
-    /// Service of each job in it, by position in the report.
-    pub service: Vec<(usize, Nanos)>,
+    pub to_ns: Nanos,
+    /// Service of each job in it.
+    pub service_ns: BTreeMap<String, Nanos>,
 }
 
 /// The record of the whole service.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// In order of submission.
+    #[serde(skip)]
     pub jobs: Vec<JobReport>,
     /// Size of the arena.
-    pub arena: Bytes,
+    pub arena_bytes: Bytes,
     /// The most bytes in use at once: persistent memory and lanes.
-    pub reserved_peak: Bytes,
+    pub reserved_peak_bytes: Bytes,
     /// The end of the highest bytes that were touched.
-    pub touched_peak: Bytes,
+    pub touched_peak_bytes: Bytes,
     /// When the last job ended.
-    pub makespan: Nanos,
+    pub makespan_ns: Nanos,
     /// The events, in order.
+    #[serde(skip)]
     pub moments: Vec<Moment>,
     /// The spans with the same jobs, in order.
     pub stretches: Vec<Stretch>,
@@ -172,9 +191,9 @@ impl Records {
         self.report.jobs.push(JobReport {
             name: tenant.0.to_owned(),
             work: Some(Arc::clone(tenant.1)),
-            submitted,
-            persistent: coming.needs.persistent,
-            ephemeral: coming.needs.ephemeral,
+            submitted_ns: submitted,
+            persistent_bytes: coming.needs.persistent,
+            ephemeral_bytes: coming.needs.ephemeral,
             ..JobReport::default()
         });
     }
@@ -183,8 +202,8 @@ impl Records {
     pub fn refused(&mut self, name: &str, now: Nanos, verdict: Verdict) {
         self.report.jobs.push(JobReport {
             name: name.to_owned(),
-            submitted: now,
-            ended: now,
+            submitted_ns: now,
+            ended_ns: now,
             verdict,
             ..JobReport::default()
         });
@@ -193,7 +212,7 @@ impl Records {
     /// A job was submitted to the scheduler.
     pub fn submitted(&mut self, job: JobId, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
-            let had = report.service;
+            let had = report.service_ns;
             self.turn_over(now);
             self.there.push((place, had));
             self.note(now, place, "submit");
@@ -202,17 +221,17 @@ impl Records {
 
     /// Ends the span with the present set of jobs.
     fn turn_over(&mut self, now: Nanos) {
-        let (jobs, from) = (&self.report.jobs, self.since);
-        let service: Vec<(usize, Nanos)> = self
-            .there
-            .iter()
-            .map(|&(place, had)| (place, jobs[place].service.saturating_sub(had)))
-            .collect();
-        if !service.is_empty() && from < now {
-            self.report.stretches.push(Stretch { from, to: now, service });
+        let (jobs, from_ns) = (&self.report.jobs, self.since);
+        let service = |&(place, had): &(usize, Nanos)| {
+            let job = &jobs[place];
+            (job.name.clone(), job.service_ns.saturating_sub(had))
+        };
+        let service_ns: BTreeMap<String, Nanos> = self.there.iter().map(service).collect();
+        if !service_ns.is_empty() && from_ns < now {
+            self.report.stretches.push(Stretch { from_ns, to_ns: now, service_ns });
         }
         for (place, had) in &mut self.there {
-            *had = self.report.jobs[*place].service;
+            *had = self.report.jobs[*place].service_ns;
         }
         self.since = now;
     }
@@ -221,7 +240,7 @@ impl Records {
     pub fn entered(&mut self, job: JobId, now: Nanos) -> Option<Nanos> {
         let (place, report) = self.of(job)?;
         let first = !std::mem::replace(&mut report.entered, true);
-        let waited = now.saturating_sub(report.submitted);
+        let waited = now.saturating_sub(report.submitted_ns);
         self.note(now, place, "enter");
         first.then_some(waited)
     }
@@ -229,7 +248,7 @@ impl Records {
     /// A job starts an iteration.
     pub fn went(&mut self, job: JobId, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
-            report.started.get_or_insert(now);
+            report.started_ns.get_or_insert(now);
             self.note(now, place, "go");
         }
     }
@@ -238,17 +257,18 @@ impl Records {
     pub fn ran(&mut self, job: JobId, took: Nanos, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
             report.iterations += 1;
-            report.service += took;
+            report.service_ns += took;
             self.note(now, place, "ran");
         }
     }
 
     /// All jobs were planned again, and these have new plans.
     pub fn planned(&mut self, mut planning: Planning, jobs: &[JobId]) -> &Planning {
-        planning.jobs = jobs.iter().filter_map(|job| Some(self.of(*job)?.0)).collect();
-        for &job in &planning.jobs {
-            let why = planning.why.clone();
-            self.report.moments.push(Moment { at: planning.at, job, what: "plan", why });
+        for &job in jobs {
+            let Some((job, report)) = self.of(job) else { continue };
+            planning.new_plans.push(report.name.clone());
+            let (at, why) = (planning.at_ns, planning.why.clone());
+            self.report.moments.push(Moment { at, job, what: "plan", why });
         }
         self.report.plannings.push(planning);
         &self.report.plannings[self.report.plannings.len() - 1]
@@ -257,7 +277,7 @@ impl Records {
     /// A job has left the device.
     pub fn left(&mut self, job: JobId, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
-            report.left += 1;
+            report.sent_out += 1;
             self.note(now, place, "leave");
         }
     }
@@ -279,28 +299,28 @@ impl Records {
         if let Some((_, report)) = self.of(job) {
             let touched = outcome.peak_bytes;
             report.outcome = outcome;
-            self.report.touched_peak = self.report.touched_peak.max(touched);
+            self.report.touched_peak_bytes = self.report.touched_peak_bytes.max(touched);
         }
     }
 
     /// A job has ended.
     pub fn ended(&mut self, job: JobId, verdict: Verdict, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
-            (report.verdict, report.ended) = (verdict, now);
+            (report.verdict, report.ended_ns) = (verdict, now);
             self.turn_over(now);
             self.there.retain(|t| t.0 != place);
-            self.report.makespan = self.report.makespan.max(now);
+            self.report.makespan_ns = self.report.makespan_ns.max(now);
             self.note(now, place, "end");
         }
     }
 
     /// Records the bytes in use.
     pub fn used(&mut self, bytes: Bytes) {
-        self.report.reserved_peak = self.report.reserved_peak.max(bytes);
+        self.report.reserved_peak_bytes = self.report.reserved_peak_bytes.max(bytes);
     }
 
     /// The finished report.
-    pub fn report(&mut self, arena: Bytes) -> Report {
-        Report { arena, ..std::mem::take(&mut self.report) }
+    pub fn report(&mut self, arena_bytes: Bytes) -> Report {
+        Report { arena_bytes, ..std::mem::take(&mut self.report) }
     }
 }

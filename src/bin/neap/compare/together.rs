@@ -16,6 +16,7 @@ use neap::plan::together::{self, Job, Jobs, Memo, Together, ways};
 use neap::plan::{Method, PlanError, Planned};
 use neap::report::frontier::Panel;
 use neap::report::table::{Side, Table};
+use neap::sim::beside::busy;
 use neap::sim::engine;
 use neap::sim::program::{Direction, Program};
 use neap::sim::rounds::{self, Round};
@@ -166,17 +167,12 @@ impl<'a> Scene<'a> {
                 .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
             keep.map(|t| graph.tensor(*t).bytes).sum()
         };
-        let resident = |course: &rounds::Course| {
-            let runs: Vec<_> = course.runs.iter().map(|r| &r[..]).collect();
-            engine::peak(&rounds::memory(programs, &runs))
-        };
+        let resident =
+            |course: &rounds::Course| engine::peak(&rounds::memory(programs, &course.runs));
+        let ends: Nanos = round.courses.iter().map(|c| c.end).sum();
         let busy = |direction| {
-            let carried =
-                round.courses.iter().flat_map(|c| &c.carried).filter(|c| c.direction == direction);
-            ratio(
-                carried.map(|c| (c.end - c.start).0).sum(),
-                round.courses.iter().map(|c| c.end.0).sum(),
-            )
+            let busy: Nanos = round.courses.iter().map(|c| busy(&c.carried, direction)).sum();
+            ratio(busy.0, ends.0)
         };
         let runs = round.courses.iter().flat_map(|c| c.runs.iter().flatten());
         Figures {

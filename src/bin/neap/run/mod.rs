@@ -12,6 +12,7 @@ use neap::job::Graph;
 use neap::run::{Outcome, Rate, Settings};
 use neap::units::{Nanos, OpId};
 
+use crate::accounting;
 use crate::output::{self, Answer};
 use crate::settings::{DeviceFlags, TargetFlags, values};
 use crate::signals;
@@ -163,7 +164,6 @@ fn latencies(
 /// The median of measured times. The first iteration warms up and is left out, unless it is the
 /// only one.
 fn median(times: &[Nanos]) -> Nanos {
-    let mut sorted = if times.len() > 1 { times[1..].to_vec() } else { times.to_vec() };
-    sorted.sort_unstable();
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default().max(Nanos(1))
+    let first = usize::from(times.len() > 1);
+    accounting::median(times.iter().skip(first).copied()).max(Nanos(1))
 }

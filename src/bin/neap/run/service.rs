@@ -1,6 +1,6 @@
 //! `neap run` of several jobs: passes flags, files and requests to a service, and reports.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -192,13 +192,13 @@ fn planned(planning: &Planning) -> String {
     if let Some(problem) = &planning.kept_because {
         return format!("{why}: the plans stay: {problem}");
     }
-    let times = match (planning.predicted_before, planning.predicted_after) {
+    let times = match (planning.predicted_before_ns, planning.predicted_after_ns) {
         (Some(before), Some(after)) => {
             format!("; an iteration of each is predicted to take {after} instead of {before}")
         }
         _ => String::new(),
     };
-    match planning.jobs.len() {
+    match planning.new_plans.len() {
         0 => format!("{why}: planned anew together: nothing changes"),
         new => format!("{why}: planned anew together: {new} of the plans are new{times}"),
     }
@@ -282,31 +282,16 @@ fn log(path: &Path, report: &service::Report) -> anyhow::Result<()> {
 #[derive(Serialize)]
 struct Report<'a> {
     policy: &'a str,
-    arena_bytes: Bytes,
-    reserved_peak_bytes: Bytes,
-    touched_peak_bytes: Bytes,
-    makespan_ns: Nanos,
+    #[serde(flatten)]
+    all: &'a service::Report,
     jobs: Vec<JobReport<'a>>,
-    stretches: Vec<StretchReport<'a>>,
-    plannings: Vec<PlanningReport<'a>>,
 }
 
 /// Figures of one job.
 #[derive(Serialize)]
 struct JobReport<'a> {
-    name: &'a str,
-    verdict: &'a str,
-    reason: Option<&'a str>,
-    submitted_ns: Nanos,
-    started_ns: Option<Nanos>,
-    ended_ns: Nanos,
-    waited_for: &'a Option<String>,
-    service_ns: Nanos,
-    iterations: u32,
-    /// How many times its memory was copied to the host to make room.
-    sent_out: u32,
-    persistent_bytes: Bytes,
-    ephemeral_bytes: Bytes,
+    #[serde(flatten)]
+    job: &'a service::JobReport,
     losses: &'a [f32],
     checksum: &'a str,
     iteration_ns: Nanos,
@@ -316,82 +301,18 @@ struct JobReport<'a> {
     notes: &'a [String],
 }
 
-/// A span of time in which the same jobs were admitted, and how long each of them ran.
-#[derive(Serialize)]
-struct StretchReport<'a> {
-    from_ns: Nanos,
-    to_ns: Nanos,
-    service_ns: BTreeMap<&'a str, Nanos>,
-}
-
-/// One time that all jobs were planned again.
-#[derive(Serialize)]
-struct PlanningReport<'a> {
-    at_ns: Nanos,
-    why: &'a str,
-    /// The jobs whose plan is new.
-    new_plans: Vec<&'a str>,
-    kept_because: Option<&'a str>,
-    predicted_before_ns: Option<Nanos>,
-    predicted_after_ns: Option<Nanos>,
-    planning_ns: Nanos,
-}
-
-impl<'a> JobReport<'a> {
-    fn of(job: &'a service::JobReport) -> Self {
-        Self {
-            name: &job.name,
-            verdict: job.verdict.word(),
-            reason: job.verdict.reason(),
-            submitted_ns: job.submitted,
-            started_ns: job.started,
-            ended_ns: job.ended,
-            waited_for: &job.waited_for,
-            service_ns: job.service,
-            iterations: job.iterations,
-            sent_out: job.left,
-            persistent_bytes: job.persistent,
-            ephemeral_bytes: job.ephemeral,
+impl<'a> Report<'a> {
+    fn of(policy: &'a str, all: &'a service::Report) -> Self {
+        let job = |job: &'a service::JobReport| JobReport {
+            job,
             losses: &job.outcome.losses,
             checksum: &job.outcome.checksum,
             iteration_ns: median(&job.outcome.iteration_ns),
             late_copies: job.outcome.late_copies,
             window_waited_ns: job.outcome.window_ns,
             notes: &job.outcome.notes,
-        }
-    }
-}
-
-impl<'a> Report<'a> {
-    fn of(policy: &'a str, report: &'a service::Report) -> Self {
-        let stretch = |s: &service::Stretch| StretchReport {
-            from_ns: s.from,
-            to_ns: s.to,
-            service_ns: s
-                .service
-                .iter()
-                .filter_map(|(job, time)| Some((&*report.jobs.get(*job)?.name, *time)))
-                .collect(),
         };
-        let planning = |p: &'a Planning| PlanningReport {
-            at_ns: p.at,
-            why: &p.why,
-            new_plans: p.jobs.iter().map(|job| &*report.jobs[*job].name).collect(),
-            kept_because: p.kept_because.as_deref(),
-            predicted_before_ns: p.predicted_before,
-            predicted_after_ns: p.predicted_after,
-            planning_ns: p.took,
-        };
-        Self {
-            policy,
-            arena_bytes: report.arena,
-            reserved_peak_bytes: report.reserved_peak,
-            touched_peak_bytes: report.touched_peak,
-            makespan_ns: report.makespan,
-            jobs: report.jobs.iter().map(JobReport::of).collect(),
-            stretches: report.stretches.iter().map(stretch).collect(),
-            plannings: report.plannings.iter().map(planning).collect(),
-        }
+        Self { policy, all, jobs: all.jobs.iter().map(job).collect() }
     }
 }
 
@@ -408,18 +329,19 @@ impl fmt::Display for Report<'_> {
             ("loss", Side::Right),
             ("checksum", Side::Left),
         ]);
-        for job in &self.jobs {
+        for job in &self.all.jobs {
+            let outcome = &job.outcome;
             let waited = job.started_ns.map(|at| at.saturating_sub(job.submitted_ns).to_string());
             table.row([
-                job.name.to_owned(),
-                job.verdict.to_owned(),
+                job.name.clone(),
+                job.verdict.word().to_owned(),
                 job.iterations.to_string(),
                 waited.unwrap_or_else(|| "-".to_owned()),
                 job.service_ns.to_string(),
                 job.ended_ns.saturating_sub(job.submitted_ns).to_string(),
                 format!("{} + {}", job.persistent_bytes, job.ephemeral_bytes),
-                job.losses.last().map_or_else(|| "-".to_owned(), ToString::to_string),
-                job.checksum.chars().take(16).collect(),
+                outcome.losses.last().map_or_else(|| "-".to_owned(), ToString::to_string),
+                outcome.checksum.chars().take(16).collect(),
             ]);
         }
         writeln!(
@@ -427,10 +349,10 @@ impl fmt::Display for Report<'_> {
             "{table}\n{}: all of it took {}; at most {} ({} bytes) promised at once of an arena of \
              {}",
             self.policy,
-            self.makespan_ns,
-            self.reserved_peak_bytes,
-            self.reserved_peak_bytes.0,
-            self.arena_bytes
+            self.all.makespan_ns,
+            self.all.reserved_peak_bytes,
+            self.all.reserved_peak_bytes.0,
+            self.all.arena_bytes
         )
     }
 }

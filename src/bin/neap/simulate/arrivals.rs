@@ -14,6 +14,7 @@ use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
 use neap::plan::together::{self, Job};
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::{Side, Table};
+use neap::sim::beside::busy;
 use neap::sim::noise::Noise;
 use neap::sim::program::Direction;
 use neap::sim::share::policy::{self, Policy};
@@ -22,7 +23,7 @@ use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use super::Flags;
-use crate::accounting::ratio;
+use crate::accounting::{median, ratio};
 use crate::output::{self, Answer, Ending};
 use crate::progress;
 use crate::settings::{self, Budget, JobArg, Outputs};
@@ -168,13 +169,6 @@ fn drawing(
     Ok(svg_across(Across::Time, &title, &curves, &[Line { name: "budget", value: budget }])?)
 }
 
-/// The median of a job's iteration times.
-fn median(job: &Story) -> Nanos {
-    let mut times: Vec<Nanos> = job.iterations.iter().map(|i| i.1).collect();
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
-}
-
 /// Figures of jobs that came and went.
 #[derive(Serialize)]
 struct Report {
@@ -225,10 +219,7 @@ impl Report {
         policy: &'static Policy,
     ) -> Self {
         let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
-        let busy = |direction| {
-            let carried = outcome.carried.iter().filter(|c| c.direction == direction);
-            ratio(carried.map(|c| c.end - c.start).sum::<Nanos>().0, end.0)
-        };
+        let busy = |direction| ratio(busy(&outcome.carried, direction).0, end.0);
         let job = |(arrival, job): (&Arrival<'_>, &Story)| JobReport {
             name: arrival.job.graph.name.clone(),
             submit_ns: arrival.submitted,
@@ -236,7 +227,7 @@ impl Report {
             end_ns: job.ended,
             waited_for: job.waited_for.clone(),
             iterations: job.iterations.len(),
-            iteration_ns: median(job),
+            iteration_ns: median(job.iterations.iter().map(|i| i.1)),
             arenas: job
                 .arenas
                 .iter()

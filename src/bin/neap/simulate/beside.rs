@@ -4,52 +4,20 @@
 use std::fmt;
 use std::path::Path;
 
-use neap::contract::Plan;
+use neap::contract::{JobPlan, Plan, Window};
 use neap::device::roofline;
 use neap::job::Graph;
 use neap::report::curve::{Curve, Line, svg};
-use neap::report::table::{Side, Table};
-use neap::sim::beside::{Shared, WHOLE, Work};
+use neap::report::table::{self, Table};
+use neap::sim::beside::{WHOLE, Work, busy};
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::program::{Direction, Program};
-use neap::sim::rounds;
+use neap::sim::rounds::{self, Course, Side, Under};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use crate::accounting::ratio;
+use crate::accounting::{median, ratio};
 use crate::output::{self, Answer, Ending};
-
-/// A job's simulation beside the others.
-struct Seen {
-    name: String,
-    utilisation: u32,
-    arena: Bytes,
-    /// Time of its iteration alone on the device.
-    alone: Nanos,
-    /// Time of the operators that it runs again in an iteration.
-    again: Nanos,
-    /// Start and run of each iteration beside the others.
-    runs: Vec<(Nanos, Run)>,
-    /// Length of each wait for the window.
-    waits: Vec<Nanos>,
-}
-
-impl Seen {
-    /// The median of its iteration times.
-    fn median(&self) -> Nanos {
-        let mut times: Vec<Nanos> = self.runs.iter().map(|(_, run)| run.iteration).collect();
-        times.sort_unstable();
-        times.get(times.len() / 2).copied().unwrap_or_default()
-    }
-
-    fn end(&self) -> Nanos {
-        self.runs.last().map_or(Nanos::ZERO, |(start, run)| *start + run.iteration)
-    }
-
-    fn late(&self) -> u64 {
-        self.runs.iter().map(|(_, run)| u64::from(run.late_copies)).sum()
-    }
-}
 
 /// Simulates and reports. Every job runs `iterations` iterations and ends.
 ///
@@ -70,72 +38,41 @@ pub fn main(
         .collect::<Result<Vec<_>, _>>()?;
     let durations: Vec<Durations> =
         programs.iter().map(|program| Durations::nominal(program, link)).collect();
-    let mut seen = Vec::with_capacity(programs.len());
-    for (index, program) in programs.iter().enumerate() {
-        let (graph, job) = (&graphs[index], &plan.jobs[index]);
-        let own = |offset: Bytes| {
-            job.window.as_ref().is_none_or(|w| offset < w.offset || offset >= w.offset + w.bytes)
-        };
-        let placed = program.residencies.iter().filter_map(|r| Some((r.offset?, r.bytes)));
-        let extent = placed
-            .filter(|(offset, _)| own(*offset))
-            .map(|(offset, bytes)| (offset, offset + bytes));
-        let (low, high) = extent
-            .fold((Bytes(u64::MAX), Bytes::ZERO), |(low, high), (start, end)| {
-                (low.min(start), high.max(end))
-            });
-        seen.push(Seen {
-            name: graph.name.clone(),
-            utilisation: roofline::utilisation(&graph.operators, &job.latencies, &plan.device),
-            arena: high.saturating_sub(low),
-            alone: engine::run(program, link, &durations[index])?.iteration,
-            again: program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time).sum(),
-            runs: Vec::new(),
-            waits: Vec::new(),
-        });
-    }
-    let mut device = Shared::new(link);
-    let work = |index: usize, seen: &Seen| Work {
-        program: &programs[index],
-        durations: &durations[index],
-        utilisation: seen.utilisation,
+    let side = |(index, job): (usize, &JobPlan)| Side {
+        work: Work {
+            program: &programs[index],
+            durations: &durations[index],
+            utilisation: roofline::utilisation(
+                &graphs[index].operators,
+                &job.latencies,
+                &plan.device,
+            ),
+        },
+        start: Nanos::ZERO,
+        iterations,
     };
-    for (index, job) in seen.iter().enumerate() {
-        device.begin(index, work(index, job));
+    let sides: Vec<Side<'_>> = plan.jobs.iter().enumerate().map(side).collect();
+    let course = rounds::run(&sides, link)?;
+    let memory = rounds::memory(&programs.iter().collect::<Vec<_>>(), &course.runs);
+    let mut jobs = Vec::with_capacity(sides.len());
+    for (index, side) in sides.iter().enumerate() {
+        let alone = engine::run(side.work.program, link, side.work.durations)?.iteration;
+        let arena = own_bytes(side.work.program, plan.jobs[index].window.as_ref());
+        jobs.push(JobReport::of(&graphs[index].name, arena, alone, &side.work, &course, index));
     }
-    while let Some((index, run)) = device.until(Nanos(u64::MAX))? {
-        let job = &mut seen[index];
-        job.runs.push((device.now() - run.iteration, run));
-        if job.runs.len() < iterations as usize {
-            device.begin(index, work(index, job));
-        }
-    }
-    for wait in &device.waited {
-        seen[wait.job].waits.push(wait.until - wait.from);
-    }
-    let runs: Vec<&[(Nanos, Run)]> = seen.iter().map(|job| &*job.runs).collect();
-    let memory = rounds::memory(&programs.iter().collect::<Vec<_>>(), &runs);
-    let busy = |direction| {
-        let all: Nanos = device
-            .carried
-            .iter()
-            .filter(|c| c.direction == direction)
-            .map(|c| c.end - c.start)
-            .sum();
-        ratio(all.0, device.now().0)
-    };
+    let busy = |direction| ratio(busy(&course.carried, direction).0, course.end.0);
     let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
-    let in_turn = |job: &Seen| Nanos(job.alone.0.saturating_mul(job.runs.len() as u64));
+    let in_turn = |job: &JobReport| job.alone_ns.0.saturating_mul(u64::from(iterations));
     let report = Report {
-        jobs: seen.iter().map(JobReport::of).collect(),
         peak_bytes: engine::peak(&memory),
         budget_bytes: plan.budget,
         arena_bytes: plan.figures.arena_bytes,
         window_bytes: window.map_or(Bytes::ZERO, |w| w.bytes),
-        end_ns: seen.iter().map(Seen::end).max().unwrap_or_default(),
-        in_turn_ns: seen.iter().map(in_turn).sum(),
+        end_ns: course.end,
+        in_turn_ns: jobs.iter().map(|job| Nanos(in_turn(job))).sum(),
         h2d_busy: busy(Direction::H2d),
         d2h_busy: busy(Direction::D2h),
+        jobs,
     };
     let mut ending = Ending::default();
     ending.then(|| output::report(&report, as_json));
@@ -146,6 +83,18 @@ pub fn main(
         ending.then(|| output::write(path, &svg(&title, &curves, &lines)?));
     }
     ending.with(Answer::Yes)
+}
+
+/// The bytes from a job's lowest address to its highest, apart from the window.
+fn own_bytes(program: &Program, window: Option<&Window>) -> Bytes {
+    let own = |at: Bytes| window.is_none_or(|w| at < w.offset || at >= w.offset + w.bytes);
+    let placed = program.residencies.iter().filter_map(|r| Some((r.offset?, r.bytes)));
+    let (low, high) = placed
+        .filter(|(at, _)| own(*at))
+        .fold((Bytes(u64::MAX), Bytes::ZERO), |(low, high), (at, bytes)| {
+            (low.min(at), high.max(at + bytes))
+        });
+    high.saturating_sub(low)
 }
 
 /// Jobs of a plan beside each other.
@@ -187,23 +136,34 @@ struct JobReport {
 }
 
 impl JobReport {
-    fn of(job: &Seen) -> Self {
-        let sum = |of: fn(&Run) -> Nanos| job.runs.iter().map(|(_, run)| of(run)).sum();
+    fn of(
+        name: &str,
+        arena_bytes: Bytes,
+        alone_ns: Nanos,
+        work: &Under<'_>,
+        course: &Course,
+        index: usize,
+    ) -> Self {
+        let runs = &course.runs[index];
+        let sum = |of: fn(&Run) -> Nanos| runs.iter().map(|(_, run)| of(run)).sum();
+        let again = work.program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time);
+        let waits = course.waited.iter().filter(|wait| wait.job == index);
+        let waits: Vec<Nanos> = waits.map(|wait| wait.until - wait.from).collect();
         Self {
-            name: job.name.clone(),
-            utilisation: f64::from(job.utilisation) / f64::from(WHOLE),
-            arena_bytes: job.arena,
-            alone_ns: job.alone,
-            iteration_ns: job.median(),
-            end_ns: job.end(),
-            late_copies: job.late(),
+            name: name.to_owned(),
+            utilisation: f64::from(work.utilisation) / f64::from(WHOLE),
+            arena_bytes,
+            alone_ns,
+            iteration_ns: median(runs.iter().map(|(_, run)| run.iteration)),
+            end_ns: runs.last().map_or(Nanos::ZERO, |(start, run)| *start + run.iteration),
+            late_copies: runs.iter().map(|(_, run)| u64::from(run.late_copies)).sum(),
             swap_in_stall_ns: sum(|run| run.stalls.swap_in),
             swap_out_stall_ns: sum(|run| run.stalls.swap_out),
             tail_stall_ns: sum(|run| run.stalls.tail),
-            recompute_ns: Nanos(job.again.0.saturating_mul(job.runs.len() as u64)),
-            window_waits: job.waits.len(),
-            window_wait_ns: job.waits.iter().copied().sum(),
-            longest_wait: job.waits.iter().copied().max().unwrap_or_default(),
+            recompute_ns: Nanos(again.sum::<Nanos>().0.saturating_mul(runs.len() as u64)),
+            window_waits: waits.len(),
+            window_wait_ns: waits.iter().copied().sum(),
+            longest_wait: waits.iter().copied().max().unwrap_or_default(),
         }
     }
 }
@@ -219,9 +179,9 @@ impl fmt::Display for Report {
             "slower by",
             "late copies",
         ];
-        let mut table = Table::new(
-            &heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })),
-        );
+        let mut table = Table::new(&heads.map(|head| {
+            (head, if head == "job" { table::Side::Left } else { table::Side::Right })
+        }));
         for (index, job) in self.jobs.iter().enumerate() {
             table.row([
                 format!("{index} {}", job.name),
