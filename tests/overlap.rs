@@ -12,7 +12,7 @@ use neap::device::{Profile, builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::plan::overlap;
-use neap::plan::together::{self, Job, Jobs};
+use neap::plan::together::{self, Job, Jobs, Memo};
 use neap::plan::{Method, PlanError, Share};
 use neap::sim::beside::{Shared, WHOLE, Waited, Work};
 use neap::sim::engine::{self, Durations, Run};
@@ -202,8 +202,9 @@ fn planned_windows_are_held_in_turn() {
         let budget =
             Bytes(unplanned.0 * random.between(35, 105) as u64 / 100).min(site.device.available());
         let asked = site.jobs(method, budget);
-        let least = random.once_in(8);
-        let made = if least { overlap::minimum(&asked) } else { overlap::make(&asked) };
+        let (least, memo) = (random.once_in(8), Memo::on_all_cores());
+        let made =
+            if least { overlap::minimum(&asked, &memo) } else { overlap::make(&asked, &memo) };
         let overlapped = match made {
             Ok(made) => made,
             Err(PlanError::Infeasible(no)) => {
@@ -219,7 +220,7 @@ fn planned_windows_are_held_in_turn() {
             plan.figures.arena_bytes <= plan.budget && (least || plan.budget <= budget),
             "seed {seed}"
         );
-        if least && let Ok(apart) = together::minimum(&asked) {
+        if least && let Ok(apart) = together::minimum(&asked, &Memo::on_all_cores()) {
             assert!(
                 plan.budget <= apart.plan.budget,
                 "seed {seed}: {} with a window, {} without",
@@ -285,7 +286,9 @@ fn any_window_that_is_let_pass_is_safe() {
         let unplanned = together::unplanned_peak(&site.graphs.iter().collect::<Vec<_>>());
         let budget =
             Bytes(unplanned.0 * random.between(60, 110) as u64 / 100).min(site.device.available());
-        let Ok(together) = together::make(&site.jobs(method, budget)) else { continue };
+        let Ok(together) = together::make(&site.jobs(method, budget), &Memo::on_all_cores()) else {
+            continue;
+        };
         let mut plan = together.plan.clone();
         let offset = plan.figures.arena_bytes;
         let bytes = together

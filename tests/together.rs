@@ -170,9 +170,9 @@ fn random_jobs_together() {
             Bytes(unplanned.0 * random.between(45, 110) as u64 / 100).min(device.available());
         let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
         let together = match if random.once_in(8) {
-            together::minimum(&asked)
+            together::minimum(&asked, &Memo::on_all_cores())
         } else {
-            together::make(&asked)
+            together::make(&asked, &Memo::on_all_cores())
         } {
             Ok(together) => together,
             Err(PlanError::Infeasible(no)) => {
@@ -234,7 +234,7 @@ fn jobs_planned_for_each_other() {
                     graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
                 let asked =
                     Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
-                let together = match together::make(&asked) {
+                let together = match together::make(&asked, &Memo::on_all_cores()) {
                     Ok(together) => together,
                     Err(PlanError::Infeasible(_)) => return None,
                     Err(defect) => panic!("seed {seed}: {defect}"),
@@ -287,7 +287,7 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
         let jobs = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
         let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
         let mut asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
-        let Ok(free) = together::make(&asked) else { continue };
+        let Ok(free) = together::make(&asked, &Memo::on_all_cores()) else { continue };
         let parts = limits::swap_parts(&free.parts);
         let Some((most, part)) = parts.iter().enumerate().max_by_key(|(_, part)| **part) else {
             continue;
@@ -297,7 +297,7 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
         }
         let limit = Share::of_thousandths(part.thousandths() * random.between(40, 95) as u32 / 100);
         asked.jobs[most].swap_limit = limit;
-        match together::make(&asked) {
+        match together::make(&asked, &Memo::on_all_cores()) {
             Ok(held) => {
                 check(&held.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
                 let now = limits::swap_parts(&held.parts)[most];
@@ -338,7 +338,7 @@ fn twelve_and_twenty_jobs_are_planned_together() {
             graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
         let budget = Bytes(unplanned.0 * 7 / 10);
         let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
-        let made = match together::make(&asked) {
+        let made = match together::make(&asked, &Memo::on_all_cores()) {
             Ok(made) => made,
             Err(PlanError::Infeasible(_)) => continue,
             Err(defect) => panic!("seed {seed}: {defect}"),
@@ -386,7 +386,7 @@ fn priority_holds_through_any_number_of_replans() {
                 budget: Bytes(together::unplanned_peak(&all).0 * share / 100),
                 recorded_options: BTreeMap::new(),
             };
-            let together = match together::make_with(&asked, &memo) {
+            let together = match together::make(&asked, &memo) {
                 Ok(together) => together,
                 Err(PlanError::Infeasible(_)) => continue,
                 Err(defect) => panic!("seed {seed}: {defect}"),
@@ -423,7 +423,7 @@ fn the_number_of_cores_changes_no_plan() {
         let budget = Bytes(together::unplanned_peak(&all).0 * share / 100);
         let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
         let made = [Memo::default(), Memo::on_all_cores()].map(|memo| {
-            together::make_with(&asked, &memo).map(|made| made.plan).map_err(|e| e.to_string())
+            together::make(&asked, &memo).map(|made| made.plan).map_err(|e| e.to_string())
         });
         assert_eq!(made[0], made[1], "seed {seed}");
         let swaps = |plan: &Plan| plan.jobs.iter().any(|job| !job.events.is_empty());

@@ -18,7 +18,7 @@ pub mod papers;
 pub mod ways;
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::budget::{Infeasible, PlanError, Planned, Request};
@@ -95,23 +95,15 @@ pub struct Together {
     pub parts: Vec<Arc<Planned>>,
 }
 
-/// Makes one plan of all jobs within the budget.
+/// Makes one plan of all jobs within the budget; `memo` has the plans made before.
 ///
 /// # Errors
 /// [`PlanError::Infeasible`] when no plan is found.
-pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
-    make_with(jobs, &Memo::on_all_cores())
-}
-
-/// As [`make`], with plans made before.
-///
-/// # Errors
-/// As [`make`].
-pub fn make_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
+pub fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
     Ok(made(jobs, memo)?.join(jobs))
 }
 
-/// As [`make_with`], only each job's own plan.
+/// As [`make`], only each job's own plan.
 ///
 /// # Errors
 /// As [`make`].
@@ -164,15 +156,7 @@ fn parts(
 ///
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
-pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
-    minimum_with(jobs, &Memo::on_all_cores())
-}
-
-/// As [`minimum`], with plans made before.
-///
-/// # Errors
-/// As [`minimum`].
-pub fn minimum_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
+pub fn minimum(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
     let made = limits::within(jobs, memo, |jobs, memo| {
         papers::least(jobs, memo).unwrap_or_else(|| least(jobs, memo))
     })?;
@@ -303,17 +287,13 @@ impl Rung<'_> {
 
     /// The time lost by the next step relative to the job's own time, for each byte given up, as a
     /// fraction.
-    fn price(&self, index: usize) -> Option<Price> {
-        let next = self.next.as_ref()?;
-        let lost =
-            next.plan.figures.iteration_ns.saturating_sub(self.now.plan.figures.iteration_ns);
-        let own = self.now.plan.figures.unplanned_iteration_ns.0.max(1);
-        let given = self.arena().saturating_sub(next.plan.figures.arena_bytes.0).max(1);
-        Some(Price {
-            lost: u128::from(lost.0) * u128::from(self.priority),
-            of: u128::from(own) * u128::from(given),
-            index,
-        })
+    fn price(&self) -> Option<(u128, u128)> {
+        let (now, next) = (&self.now.plan.figures, &self.next.as_ref()?.plan.figures);
+        let lost = next.iteration_ns.saturating_sub(now.iteration_ns);
+        let own = now.unplanned_iteration_ns.0.max(1);
+        let given = self.arena().saturating_sub(next.arena_bytes.0).max(1);
+        let lost = u128::from(lost.0) * u128::from(self.priority);
+        Some((lost, u128::from(own) * u128::from(given)))
     }
 
     /// Whether this job and `other` are equal in every respect.
@@ -323,21 +303,6 @@ impl Rung<'_> {
             && self.request.file.1 == other.request.file.1
             && self.request.device.pinned_bytes == other.request.device.pinned_bytes
             && self.request.method == other.request.method
-    }
-}
-
-/// The price of a job's next step, `lost / of`. Of equal prices the first job's is lower.
-#[derive(Clone, Copy, Debug)]
-struct Price {
-    lost: u128,
-    of: u128,
-    index: usize,
-}
-
-impl Ord for Price {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let value = compare((self.lost, self.of), (other.lost, other.of));
-        value.then(self.index.cmp(&other.index))
     }
 }
 
@@ -353,20 +318,6 @@ fn compare(mut one: (u128, u128), mut other: (u128, u128)) -> Ordering {
         (one, other) = ((other.1, left), (one.1, rest));
     }
 }
-
-impl PartialOrd for Price {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Price {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Price {}
 
 struct Ladder<'a> {
     jobs: &'a Jobs<'a>,
@@ -404,7 +355,6 @@ impl<'a> Ladder<'a> {
     fn descend(&mut self) -> Result<(), PlanError> {
         let budget = self.jobs.budget.0 / 512 * 512;
         let mut sum = self.sum();
-        let mut prices = BTreeSet::new();
         let mut unknown: Vec<usize> = (0..self.rungs.len()).collect();
         while sum > budget {
             let excess = (sum - budget) / self.rungs.len().max(1) as u64;
@@ -415,9 +365,12 @@ impl<'a> Ladder<'a> {
                 let look = look?;
                 rung.next = look.next;
                 rung.blocked = look.blocked.or(rung.blocked.take());
-                prices.extend(rung.price(index));
             }
-            let Some(Price { index, .. }) = prices.pop_first() else {
+            let prices = self.rungs.iter().enumerate();
+            let prices = prices.filter_map(|(index, rung)| Some((rung.price()?, index)));
+            // Of equal prices the first job's is the lowest.
+            let cheapest = prices.min_by(|a, b| compare(a.0, b.0));
+            let Some((_, index)) = cheapest else {
                 // Steps may have missed the smallest arena of a job.
                 let alone = self.rungs.len() == 1;
                 if self.exchange(|rung, memo| rung.sunk(alone, memo))? {

@@ -68,16 +68,8 @@ impl Overlapped {
 ///
 /// # Errors
 /// [`PlanError::Infeasible`] when no plan is found.
-pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
-    make_with(jobs, &Memo::on_all_cores())
-}
-
-/// As [`make`], with plans made before.
-///
-/// # Errors
-/// As [`make`].
-pub fn make_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
-    let (mut best, refused) = match together::make_with(jobs, memo) {
+pub fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
+    let (mut best, refused) = match together::make(jobs, memo) {
         Ok(together) => {
             let times = beside(jobs, &together.plan)?;
             let held = vec![Nanos::ZERO; times.len()];
@@ -105,12 +97,11 @@ pub fn make_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> 
 ///
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
-pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
-    let memo = &Memo::on_all_cores();
-    let apart = together::minimum_with(jobs, memo)?.plan.figures.arena_bytes;
+pub fn minimum(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
+    let apart = together::minimum(jobs, memo)?.plan.figures.arena_bytes;
     let devices = together::shares(jobs, memo);
     let shared = Options::new(jobs, &devices, true, memo)?.least()?;
-    let mut made = make_with(
+    let mut made = make(
         &Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() },
         memo,
     )?;

@@ -79,7 +79,7 @@ impl Place<'_> {
         let memo = Memo::default();
         let parts = match (self.in_turn, shares) {
             (false, true) => {
-                let made = overlap::make_with(&jobs, &memo).map_err(|e| e.to_string())?;
+                let made = overlap::make(&jobs, &memo).map_err(|e| e.to_string())?;
                 let made = made.together.plan;
                 let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph.clone()).collect();
                 return checked(&made, &graphs).map(|()| made.jobs);

@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::*;
-use crate::plan::together;
+use crate::plan::together::{self, Memo};
 use crate::plan::{Method, Share, overlap};
 use crate::session::{End, Next, Pilot};
 use crate::start::Shared;
@@ -68,7 +68,7 @@ fn random_jobs_that_pass_a_window_on_equal_their_unplanned_runs() {
             budget: device.memory_bytes,
             recorded_options: BTreeMap::new(),
         };
-        let plan = overlap::minimum(&asked).unwrap().together.plan;
+        let plan = overlap::minimum(&asked, &Memo::on_all_cores()).unwrap().together.plan;
         windows += usize::from(plan.jobs.iter().filter(|job| job.window.is_some()).count() > 1);
         for (graph, job) in graphs.iter().zip(&plan.jobs) {
             stretches += Program::placed(graph, job).unwrap().stretches.count();

@@ -132,9 +132,9 @@ impl<'a> Scene<'a> {
         let name = methods[0].name();
         let started = Instant::now();
         let made = if budget.is_some() {
-            together::make_with(&jobs, memo)
+            together::make(&jobs, memo)
         } else {
-            together::minimum_with(&jobs, memo)
+            together::minimum(&jobs, memo)
         };
         let took = started.elapsed();
         let (plan, reached) = match made {

@@ -8,7 +8,7 @@ use anyhow::bail;
 use neap::contract::{Figures, Window};
 use neap::job::Graph;
 use neap::plan::overlap::{self, Overlapped};
-use neap::plan::together::{self, Job, Jobs, Together};
+use neap::plan::together::{self, Job, Jobs, Memo, Together};
 use neap::plan::{Planned, Share};
 use neap::report::table::{Side, Table};
 use neap::units::{Bytes, Nanos};
@@ -70,11 +70,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let apart = |together| (together, None);
     let shared = |overlapped: Overlapped| (overlapped.together.clone(), Some(overlapped));
     let working = progress::working(&format!("planning {} jobs", graphs.len()));
+    let memo = Memo::on_all_cores();
     let made = match (flags.overlap, budget.is_some()) {
-        (false, true) => together::make(&asked).map(apart),
-        (false, false) => together::minimum(&asked).map(apart),
-        (true, true) => overlap::make(&asked).map(shared),
-        (true, false) => overlap::minimum(&asked).map(shared),
+        (false, true) => together::make(&asked, &memo).map(apart),
+        (false, false) => together::minimum(&asked, &memo).map(apart),
+        (true, true) => overlap::make(&asked, &memo).map(shared),
+        (true, false) => overlap::minimum(&asked, &memo).map(shared),
     };
     working.finish_and_clear();
     let (mut together, overlapped) = match made {
