@@ -3,13 +3,14 @@
 //! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::common::random::{self, Random};
 use neap::contract::Plan;
 use neap::contract::check::check;
 use neap::device::{Latency, Profile, builtin, latency};
-use neap::job::Graph;
 use neap::job::json::sha256;
+use neap::job::{Graph, chakra};
 use neap::plan::live::{Arrival, Conditions, Live, Outcome};
 use neap::plan::together::{self, Job, Jobs, Memo, limits, ways};
 use neap::plan::{Method, PlanError, Share};
@@ -263,6 +264,35 @@ fn jobs_planned_for_each_other() {
         both > 0 && worse * 3 < both && (both < 200 || sums[0] < sums[1]),
         "{both} sets, {worse} slower, {sums:?}"
     );
+}
+
+/// Otherwise the last step down, or the bytes left over, would make one of several equal jobs far
+/// slower or faster than its twins.
+#[test]
+fn equal_jobs_get_even_parts() {
+    let device = builtin::find("host").expect("built in");
+    let (mut swaps, method) = (0, Method::default());
+    for name in ["tiny_cnn-adam", "tiny_gpt2-adamw"] {
+        let trace =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/{name}.et.json.gz"));
+        let graph = chakra::import(&trace, &chakra::Options::default()).expect("a trace").graph;
+        let latencies = latency::latencies(&graph, &device, None);
+        for (copies, percent) in [(2, 75), (2, 60), (3, 70), (3, 55)] {
+            let unplanned = together::unplanned_peak(&vec![&graph; copies]);
+            let asked = Jobs {
+                jobs: vec![plain(&graph, &latencies, &method); copies],
+                device: &device,
+                budget: Bytes(unplanned.0 * percent / 100),
+                recorded_options: BTreeMap::new(),
+            };
+            let made = together::make(&asked, &Memo::on_all_cores()).expect("a plan").parts;
+            for part in &made {
+                assert_eq!(part.plan.figures, made[0].plan.figures, "{copies} {name}, {percent} %");
+            }
+            swaps += made.iter().map(|part| part.program.copies.len()).sum::<usize>();
+        }
+    }
+    assert!(swaps > 0);
 }
 
 /// A limit on a job's part of all jobs' swaps: half of them have one.

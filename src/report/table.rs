@@ -35,6 +35,16 @@ impl Table {
         }
     }
 
+    /// As [`Table::new`], from headings between `|`. Those of words begin with `<`.
+    #[must_use]
+    pub fn headed(headings: &str) -> Self {
+        let column = |heading: &'_ str| match heading.strip_prefix('<') {
+            Some(words) => (plain(words).into_owned(), Side::Left),
+            None => (plain(heading).into_owned(), Side::Right),
+        };
+        Self { columns: headings.split('|').map(column).collect(), rows: Vec::new() }
+    }
+
     /// Adds a row with a cell for each column. Missing cells stay empty, surplus cells are dropped.
     pub fn row<T: fmt::Display>(&mut self, cells: impl IntoIterator<Item = T>) -> &mut Self {
         let mut row: Vec<_> = cells
@@ -97,8 +107,7 @@ mod tests {
 
     #[test]
     fn words_to_the_left_numbers_to_the_right() {
-        let mut table =
-            Table::new(&[("planner", Side::Left), ("peak", Side::Right), ("note", Side::Left)]);
+        let mut table = Table::headed("<planner|peak|<note");
         assert!(table.is_empty());
         table.row(["tensile", "4.50 GiB", ""]).row(["none", "10 µs"]).row([
             "é\u{1b}[1m",

@@ -9,7 +9,7 @@ use neap::device::profile::{self, Profile};
 use neap::report::curve::Line;
 use neap::report::distribution;
 use neap::report::memory::{Instant, LAYERS, Stack};
-use neap::report::table::{Side, Table};
+use neap::report::table::Table;
 use neap::sim::share::engine::{self, Keep};
 use neap::sim::share::jobs::{self, Job};
 use neap::sim::share::lanes::Mode;
@@ -264,19 +264,9 @@ fn minutes(nanos: u64) -> String {
 fn text(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> String {
     let long = runs.iter().any(|r| r.figures.makespan > 600_000_000_000);
     let time = |n: u64| if long { minutes(n) } else { format!("{:.2}", s(n)) };
-    let mut table = Table::new(&[
-        ("policy", Side::Left),
-        ("makespan", Side::Right),
-        ("queuing", Side::Right),
-        ("completion", Side::Right),
-        ("95 %", Side::Right),
-        ("busy", Side::Right),
-        ("fairness", Side::Right),
-        ("switches", Side::Right),
-        ("moved", Side::Right),
-        ("packed", Side::Right),
-        ("done", Side::Right),
-    ]);
+    let mut table = Table::headed(
+        "<policy|makespan|queuing|completion|95 %|busy|fairness|switches|moved|packed|done",
+    );
     let bytes = |b: u128| Bytes(u64::try_from(b).unwrap_or(u64::MAX)).to_string();
     for run in runs {
         let f = &run.figures;

@@ -5,9 +5,10 @@ use super::jobs::Job;
 use crate::units::{Bytes, Nanos};
 
 /// How a job ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
     /// It did all its work.
+    #[default]
     Done,
     /// It had no work.
     Empty,
@@ -34,7 +35,7 @@ impl Verdict {
 }
 
 /// A job's times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobResult {
     /// When it was first admitted to the device's memory.
     pub admitted: Option<Nanos>,
@@ -75,7 +76,7 @@ pub struct Moment {
 }
 
 /// The outcome of a simulation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// In the order of the trace.
     pub jobs: Vec<JobResult>,

@@ -15,7 +15,7 @@ use neap::job::liveness::Liveness;
 use neap::plan::together::{self, Job, Jobs, Memo, Together, ways};
 use neap::plan::{Method, PlanError, Planned};
 use neap::report::frontier::Panel;
-use neap::report::table::{Side, Table};
+use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::engine;
 use neap::sim::program::{Direction, Program};
@@ -261,25 +261,8 @@ struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let timing = self.rows.iter().any(|r| r.planning_s.is_some());
-        let mut columns =
-            vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
-        let numbers = [
-            "peak",
-            "seen",
-            "round",
-            "MSR",
-            "MSR no-free",
-            "EOR",
-            "CBR",
-            "moved",
-            "recomputed",
-            "link up",
-            "link down",
-            "way",
-        ];
-        columns.extend(numbers.map(|n| (n, if n == "way" { Side::Left } else { Side::Right })));
-        columns.extend(timing.then_some(("planning", Side::Right)));
-        let mut table = Table::new(&columns);
+        let planning = if timing { "|planning" } else { "" };
+        let mut table = Table::headed(&format!("<device|budget|<planner|{FIGURES}{planning}"));
         for row in &self.rows {
             let cells = row.figures.as_ref().map(|of| {
                 let s = &of.shares;
@@ -298,11 +281,15 @@ impl fmt::Display for Report {
                     of.way.clone(),
                 ]
             });
-            table.row(row.cells(cells, numbers.len()));
+            table.row(row.cells(cells, FIGURES.split('|').count()));
         }
         write!(f, "{table}")
     }
 }
+
+/// The table's columns with the figures of a plan.
+const FIGURES: &str =
+    "peak|seen|round|MSR|MSR no-free|EOR|CBR|moved|recomputed|link up|link down|<way";
 
 /// The columns of `--csv`.
 const CSV: [&str; 25] = [

@@ -10,7 +10,7 @@ use neap::job::Graph;
 use neap::plan::overlap::{self, Overlapped};
 use neap::plan::together::{self, Job, Jobs, Memo, Together};
 use neap::plan::{Planned, Share};
-use neap::report::table::{Side, Table};
+use neap::report::table::Table;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -209,18 +209,9 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let heads = [
-            "job",
-            "unplanned peak",
-            "sub-arena",
-            "alone, unplanned",
-            "alone, planned",
-            "swap-outs",
-            "swap-ins",
-            "recomputes",
-        ];
-        let mut table = Table::new(
-            &heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })),
+        let mut table = Table::headed(
+            "<job|unplanned peak|sub-arena|alone, unplanned|alone, planned|swap-outs|swap-ins|\
+             recomputes",
         );
         for (index, job) in self.jobs.iter().enumerate() {
             table.row([

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use clap::builder::PossibleValuesParser;
 use indicatif::ProgressBar;
 use neap::device::Profile;
-use neap::report::table::{Side, Table};
+use neap::report::table::Table;
 use neap::run::Settings;
 use neap::run::drift::THRESHOLD;
 use neap::run::service::{self, Mailbox, Notice, Options, Planning, Request, Tenant, Verdict};
@@ -318,17 +318,8 @@ impl<'a> Report<'a> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new(&[
-            ("job", Side::Left),
-            ("ended", Side::Left),
-            ("iterations", Side::Right),
-            ("waited", Side::Right),
-            ("service", Side::Right),
-            ("completion", Side::Right),
-            ("memory", Side::Right),
-            ("loss", Side::Right),
-            ("checksum", Side::Left),
-        ]);
+        let mut table =
+            Table::headed("<job|<ended|iterations|waited|service|completion|memory|loss|<checksum");
         for job in &self.all.jobs {
             let outcome = &job.outcome;
             let waited = job.started_ns.map(|at| at.saturating_sub(job.submitted_ns).to_string());

@@ -13,7 +13,7 @@ use neap::job::Graph;
 use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
 use neap::plan::together::{self, Job};
 use neap::report::curve::{Across, Curve, Line, svg_across};
-use neap::report::table::{Side, Table};
+use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::noise::Noise;
 use neap::sim::program::Direction;
@@ -31,8 +31,8 @@ use crate::settings::{self, Budget, JobArg, Outputs};
 /// The largest table that is read.
 const LARGEST: u64 = 64 << 20;
 
-/// The columns: a graph's file relative to the table's folder, which may end in @ and a share as for
-/// `neap plan`; when it is submitted, in seconds; and its iterations.
+/// The columns. A graph's file is relative to the table's folder, and may end in @ and a share as
+/// for `neap plan`.
 const COLUMNS: [&str; 3] = ["graph", "submit_s", "iterations"];
 
 /// A parsed row.
@@ -263,19 +263,8 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let heads = [
-            "job",
-            "came",
-            "let in",
-            "ended",
-            "iterations",
-            "each",
-            "sub-arena, largest",
-            "smallest",
-            "late copies",
-        ];
-        let mut table = Table::new(
-            &heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })),
+        let mut table = Table::headed(
+            "<job|came|let in|ended|iterations|each|sub-arena, largest|smallest|late copies",
         );
         for (index, job) in self.jobs.iter().enumerate() {
             let sizes = job.arenas.iter().map(|a| a.arena_bytes);

@@ -8,7 +8,7 @@ use neap::contract::{JobPlan, Plan, Window};
 use neap::device::roofline;
 use neap::job::Graph;
 use neap::report::curve::{Curve, Line, svg};
-use neap::report::table::{self, Table};
+use neap::report::table::Table;
 use neap::sim::beside::{WHOLE, Work, busy};
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::program::{Direction, Program};
@@ -170,18 +170,9 @@ impl JobReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let heads = [
-            "job",
-            "of the device",
-            "sub-arena",
-            "iteration alone",
-            "beside the others",
-            "slower by",
-            "late copies",
-        ];
-        let mut table = Table::new(&heads.map(|head| {
-            (head, if head == "job" { table::Side::Left } else { table::Side::Right })
-        }));
+        let mut table = Table::headed(
+            "<job|of the device|sub-arena|iteration alone|beside the others|slower by|late copies",
+        );
         for (index, job) in self.jobs.iter().enumerate() {
             table.row([
                 format!("{index} {}", job.name),

@@ -181,15 +181,7 @@ impl<'a> Engine<'a> {
     fn new(jobs: &'a [Job], policy: &'a Policy, settings: &'a Settings, keep: Keep) -> Self {
         let style = settings.style(policy.style);
         let n = jobs.len();
-        let result = JobResult {
-            admitted: None,
-            start: None,
-            end: Nanos::ZERO,
-            verdict: Verdict::Done,
-            served: Nanos::ZERO,
-            switches: 0,
-            dilation: 1000,
-        };
+        let result = JobResult { dilation: 1000, ..JobResult::default() };
         let lanes = settings.mechanism == Mechanism::Lanes;
         let released = lanes && settings.mode == Mode::AsReleased;
         Self {
@@ -232,21 +224,7 @@ impl<'a> Engine<'a> {
             slow_at: BTreeMap::new(),
             served: Group::default(),
             turning: None,
-            outcome: Outcome {
-                jobs: vec![result; n],
-                switches: 0,
-                moved: 0,
-                packs: 0,
-                packed: 0,
-                grew: 0,
-                outgrown: 0,
-                proved: 0,
-                harm: None,
-                busy: 0,
-                moments: Vec::new(),
-                spans: Vec::new(),
-                reasons: Vec::new(),
-            },
+            outcome: Outcome { jobs: vec![result; n], ..Outcome::default() },
         }
     }
 

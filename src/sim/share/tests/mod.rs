@@ -42,6 +42,14 @@ fn run(jobs: &[Job], name: &str, settings: &Settings) -> Outcome {
     simulate(jobs, policy::find(name).unwrap(), settings, Keep::default())
 }
 
+/// As [`run`], with every change proved safe.
+fn proved(jobs: &[Job], name: &str, settings: &Settings) -> Outcome {
+    let keep = Keep { proof: true, ..Keep::default() };
+    let outcome = simulate(jobs, policy::find(name).unwrap(), settings, keep);
+    assert_eq!(outcome.harm, None, "{name}, {settings:?}");
+    outcome
+}
+
 /// Four jobs from 0 s on that open two lanes, join one and widen the other; a fifth has no room.
 fn two_lanes() -> (Vec<Job>, Settings) {
     let jobs = [("a", 100, (10, 40)), ("b", 40, (10, 20)), ("c", 80, (10, 15)), ("d", 90, (5, 45))];
@@ -114,13 +122,7 @@ fn the_released_code_has_one_lane_for_turns_and_lets_smaller_jobs_pass() {
     let jobs = [job("a", 0, 60, (6, 4)), job("b", 1, 60, (2, 4)), job("c", 2, 60, (1, 2))];
     let released = settings(Mechanism::Lanes, Mode::AsReleased);
     let admitted = |name| {
-        let outcome = simulate(
-            &jobs,
-            policy::find(name).unwrap(),
-            &released,
-            Keep { proof: true, ..Keep::default() },
-        );
-        assert_eq!(outcome.harm, None);
+        let outcome = proved(&jobs, name, &released);
         outcome.jobs.iter().map(|job| job.admitted.unwrap().0 / S).collect::<Vec<_>>()
     };
     assert_eq!((admitted("fair"), admitted("srtf")), (vec![0, 1, 2], vec![0, 1, 2]));
@@ -176,17 +178,8 @@ fn a_hole_that_is_too_small_is_made_larger_and_that_takes_time() {
     jobs.iter_mut().for_each(|j| j.utilisation = 100);
     // a ends when b is within an iteration.
     jobs[0].work = Nanos(10_050_000_000);
-    let settings = settings(Mechanism::Lanes, Mode::Neap);
-    let outcome = simulate(
-        &jobs,
-        policy::find("pack").unwrap(),
-        &settings,
-        Keep { proof: true, ..Keep::default() },
-    );
-    assert_eq!(
-        (outcome.harm.clone(), outcome.packs, outcome.packed),
-        (None, 1, u128::from(4 * GIB))
-    );
+    let outcome = proved(&jobs, "pack", &settings(Mechanism::Lanes, Mode::Neap));
+    assert_eq!((outcome.packs, outcome.packed), (1, u128::from(4 * GIB)));
     // Every byte is read and written; before that, b's iteration ends.
     let copies = (2 * 4 * GIB).div_ceil(732);
     let near =
@@ -273,13 +266,7 @@ fn services_and_turns_fit_beside_each_other() {
     let mut service = job("s", 0, 50, (8, 2));
     service.rate = Some(1000);
     let jobs = [service, job("a", 0, 20, (4, 2)), job("b", 1, 20, (3, 2)), job("c", 2, 20, (7, 2))];
-    let outcome = simulate(
-        &jobs,
-        policy::find("fair").unwrap(),
-        &settings(Mechanism::Lanes, Mode::Neap),
-        Keep { proof: true, ..Keep::default() },
-    );
-    assert_eq!(outcome.harm, None);
+    let outcome = proved(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap));
     assert_eq!(outcome.jobs[2].start, Some(Nanos(S)));
     assert_eq!(outcome.jobs[3].start, Some(Nanos(50 * S)));
     assert!(
@@ -362,8 +349,10 @@ fn priorities_kills_and_verdicts() {
 
 #[test]
 fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
-    let (mut proved, mut packs, mut outgrown) = (0, 0, 0);
+    let (mut changes, mut packs, mut outgrown) = (0, 0, 0);
     for seed in 0..if std::env::var_os("NEAP_DEEP").is_some() { 60 } else { 12 } {
+        // Shown if the test fails.
+        println!("seed {seed}");
         let mut random = Pcg64::new(seed, 5);
         let mut below = |n: u64| random.next_u64() % n;
         let mut jobs: Vec<Job> = (0..40)
@@ -391,27 +380,15 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
                 for mode in [Mode::Neap, Mode::Paper, Mode::AsReleased] {
                     let settings =
                         Settings { patience: Nanos(100 * S), ..settings(mechanism, mode) };
-                    let go = || {
-                        simulate(
-                            &jobs,
-                            policy::find(name).unwrap(),
-                            &settings,
-                            Keep { proof: true, ..Keep::default() },
-                        )
-                    };
-                    let outcome = go();
-                    assert_eq!(outcome, go());
-                    assert_eq!(outcome.harm, None, "seed {seed}, {name}, {mechanism:?}, {mode:?}");
-                    (proved, packs, outgrown) = (
-                        proved + outcome.proved,
-                        packs + outcome.packs,
-                        outgrown + outcome.outgrown,
-                    );
+                    let outcome = proved(&jobs, name, &settings);
+                    assert_eq!(outcome, proved(&jobs, name, &settings));
+                    changes += outcome.proved;
+                    packs += outcome.packs;
+                    outgrown += outcome.outgrown;
                     for (job, result) in jobs.iter().zip(&outcome.jobs) {
-                        let what = format!(
-                            "seed {seed}, {name}, {mechanism:?}, {mode:?}, job {}",
-                            job.name
-                        );
+                        let job_name = &job.name;
+                        let what =
+                            format!("seed {seed}, {name}, {mechanism:?}, {mode:?}, job {job_name}");
                         match result.verdict {
                             Verdict::Done => assert!(
                                 result.end.0 + job.iteration.0 / 1000 + 1000
@@ -434,6 +411,6 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
             }
         }
     }
-    println!("{proved} changes proved, {packs} defragmentations, {outgrown} jobs that left");
-    assert!(proved > 0 && packs > 0 && outgrown > 0);
+    println!("{changes} changes proved, {packs} defragmentations, {outgrown} jobs that left");
+    assert!(changes > 0 && packs > 0 && outgrown > 0);
 }
