@@ -350,7 +350,9 @@ class Planner:
         for one in sorted(best.world.ranges, key=lambda r: -r.first)[:_PRUNED]:
             without = [r for r in best.world.ranges if r is not one]
             best = min(best, attempt(without), key=_worth)
-        # Often as quick with fewer copies, each of which costs the host its time.
+        if usable or not best.met:
+            return best
+        # Swaps alone are many. Often fewer are as quick, and each costs the host its time.
         larger = self._ask(folder / "larger.graph.json", budget, best.world, _LARGER)
         return min(best, larger, key=_worth)
 
