@@ -176,7 +176,8 @@ fn a_predictor_of_a_device_that_is_not_at_hand_covers_a_job() {
     let trained = folder.json(&["train", "varied.csv", "--steps", "300", "-o", "p.predictor.json"]);
     let fit = number(&trained["fit"], "r2_per_mille");
     assert!((900..=1000).contains(&fit), "{fit}");
-    assert!(number(&trained["fit"], "mse_millionths") > 0);
+    // Many of these times are lines in bytes, which are learned to the nanosecond.
+    assert!(number(&trained["fit"], "mse_millionths") < 10_000);
     number(&trained["models"][0]["fit"], "r2_per_mille");
     let flags = ["--predictor", "p.predictor.json", "--device", "a6000", "--budget", "90%"];
     let plan = ["plan", "job.graph.json", "-o", "a.plan.json"];

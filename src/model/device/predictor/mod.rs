@@ -9,6 +9,7 @@
 //! are the same on every machine.
 
 pub mod features;
+pub mod line;
 pub mod math;
 pub mod network;
 pub mod train;
@@ -26,6 +27,7 @@ use crate::files::{self, FileError};
 use crate::job::Operator;
 use crate::units::Nanos;
 use features::Features;
+use line::Line;
 use network::Layer;
 
 const FORMAT: &str = "neap.predictor";
@@ -67,7 +69,11 @@ pub struct Model {
     pub sometimes: Vec<String>,
     /// Numbers that the rows had. Those that vary are inputs.
     pub numbers: Vec<Number>,
-    /// The scale of the network's output, the logarithm of nanoseconds.
+    /// The time by bytes, for kinds that it fits. The network then says by what factor they differ
+    /// from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<Line>,
+    /// The scale of the network's output, the logarithm of nanoseconds or of that factor.
     pub answer: Number,
     /// The network.
     pub layers: Vec<Layer>,
@@ -201,8 +207,8 @@ impl Model {
         let logarithm = scaled * self.answer.scale + self.answer.mean;
         let time = math::exp(
             logarithm.clamp(self.answer.low - 2.0 * BEYOND, self.answer.high + 2.0 * BEYOND),
-        )
-        .round();
+        );
+        let time = (time * self.line.map_or(1.0, |line| line.of(features))).round();
         #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
         let time = time as u64;
         Some(Nanos(time.clamp(1, LONGEST.0)))
@@ -215,6 +221,9 @@ impl Model {
         }
         if let Some(number) = self.numbers.iter().chain([&self.answer]).find(|n| !n.possible()) {
             return Err(format!("the range or scale of `{}` is impossible", number.name));
+        }
+        if self.line.is_some_and(|line| !line.possible()) {
+            return Err("its `line` must rise from 0 or more".to_owned());
         }
         network::check(&self.layers, varying + self.sometimes.len())
     }

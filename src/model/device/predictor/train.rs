@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::features::{self, Features};
+use super::line::{self, Line};
 use super::math::ln;
 use super::{Fit, HeldOut, Model, Number, Predictor, network};
 use crate::device::table::{Row, median};
@@ -171,7 +172,11 @@ fn model(
     }
     let sometimes: Vec<String> = sometimes.difference(&always).cloned().collect();
     let numbers: Vec<Number> = values.into_iter().map(|(name, all)| number(name, &all)).collect();
-    let logarithms: Vec<f64> = seen.iter().map(|s| ln(s.ns as f64)).collect();
+    let measured: Vec<(f64, f64)> =
+        seen.iter().map(|s| (line::bytes(&s.features), s.ns.max(1) as f64)).collect();
+    let line = Line::fit(&measured);
+    let base = |s: &Sample<'_>| line.map_or(0.0, |line| ln(line.of(&s.features)));
+    let logarithms: Vec<f64> = seen.iter().map(|s| ln(s.ns as f64) - base(s)).collect();
     let mut answer = number("ns", &logarithms);
     if answer.scale == 0.0 {
         answer.scale = 1.0;
@@ -191,6 +196,7 @@ fn model(
         always,
         sometimes,
         numbers,
+        line,
         answer,
         layers: Vec::new(),
     };
