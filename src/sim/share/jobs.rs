@@ -248,8 +248,8 @@ impl Given<'_> {
             let share = decimal(text).filter(|s| (1_000_000..=1_000_000_000).contains(s))?;
             u32::try_from(share / 1_000_000).ok()
         })?;
-        let ends = format!("a number of iterations that end within {LONGEST_S} s");
-        let iterations = row.parsed("iterations", &ends, |text| {
+        let ends = format_args!("a number of iterations that end within {LONGEST_S} s");
+        let iterations = row.parsed("iterations", ends, |text| {
             let work = text.parse::<u64>().ok().and_then(|n| n.checked_mul(iteration.0));
             work.filter(|w| u128::from(*w) <= LONGEST_S * 1_000_000_000).map(Nanos)
         })?;

@@ -1,5 +1,6 @@
 //! Tables of comma-separated rows, whose cells are found by their columns' names.
 
+use std::fmt;
 use std::path::Path;
 
 use csv::{ErrorKind, Position, ReaderBuilder, StringRecord, Trim};
@@ -112,7 +113,7 @@ impl Row<'_> {
     pub fn parsed<T>(
         &self,
         name: &str,
-        what: &str,
+        what: impl fmt::Display,
         parse: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>, String> {
         let Some(text) = self.cell(name) else { return Ok(None) };
@@ -124,9 +125,9 @@ impl Row<'_> {
     /// # Errors
     /// When the cell holds something else.
     pub fn time(&self, name: &str) -> Result<Option<Nanos>, String> {
-        let what = format!("a time; write seconds from 0 to {LONGEST_S}, such as 12.5");
+        let what = format_args!("a time; write seconds from 0 to {LONGEST_S}, such as 12.5");
         let time = |text: &str| decimal(text).filter(|t| *t <= LONGEST_S * 1_000_000_000);
-        self.parsed(name, &what, |text| Some(Nanos(saturated(time(text)?))))
+        self.parsed(name, what, |text| Some(Nanos(saturated(time(text)?))))
     }
 
     /// A size of at most 1 PiB.
