@@ -4,10 +4,7 @@
 pub mod counting;
 pub mod random;
 
-use std::num::NonZero;
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+use neap::parallel::in_parallel;
 
 /// How many random cases a property test runs: a twentieth of `deep`, all of it with `NEAP_DEEP=1`
 /// (as `.ci/run` sets it), or the number in `NEAP_CASES`.
@@ -27,31 +24,9 @@ pub fn on_all_cores<const N: usize>(
     count: u64,
     test: impl Fn(u64) -> [usize; N] + Sync,
 ) -> [usize; N] {
-    let (next, end) = (AtomicU64::new(first()), first() + count);
-    let work = || {
-        let mut sums = [0; N];
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= end {
-                return sums;
-            }
-            for (sum, counted) in sums.iter_mut().zip(test(seed)) {
-                *sum += counted;
-            }
-        }
-    };
-    thread::scope(|scope| {
-        let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
-        let mut sums = [0; N];
-        for worker in workers {
-            let counted = worker.join().unwrap_or_else(|panic| resume_unwind(panic));
-            for (sum, counted) in sums.iter_mut().zip(counted) {
-                *sum += counted;
-            }
-        }
-        sums
-    })
+    let first = first();
+    let counted = in_parallel(count as usize, |case| test(first + case as u64));
+    counted.into_iter().fold([0; N], |sums, more| std::array::from_fn(|i| sums[i] + more[i]))
 }
 
 /// The first seed: `NEAP_FIRST`, or 0. A failure names its seed; this starts there.
