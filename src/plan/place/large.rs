@@ -23,6 +23,10 @@ const TRIES: usize = 32;
 /// The fewest steps of the exact search, however many items there are.
 const LEAST: u64 = 100_000;
 
+/// The most steps of the exact search for each item: where it fails on few items, more steps fail
+/// too.
+const EACH: u64 = 20_000;
+
 /// With more items than this, only two orders are tried by skyline.
 const FEW: usize = 256;
 
@@ -66,10 +70,7 @@ pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
             && tried.lowest.height.saturating_sub(goal) <= goal / FAR
     };
     if !quick(&chosen, &floor, &mut |found| tried.enough(found)) && near(&tried) {
-        let options = Options {
-            effort: (effort / chosen.len().max(1) as u64).clamp(LEAST, effort),
-            without: Vec::new(),
-        };
+        let options = Options { effort: steps(effort, chosen.len() as u64), without: Vec::new() };
         if let (Outcome::Placed(mut found), _) =
             search::search(&chosen, capacity - bottom, &options)
         {
@@ -80,6 +81,11 @@ pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
     }
     let Tried { best, lowest, .. } = tried;
     best.unwrap_or_else(|| whole(&lowest))
+}
+
+/// The steps of the exact search for `items` items.
+fn steps(effort: u64, items: u64) -> u64 {
+    (effort / items.max(1)).min(EACH * items).max(LEAST)
 }
 
 /// Layouts of the large items that were tried.
