@@ -3,6 +3,7 @@
 //! and the command says so. It also gives the binary the commit from which it is built.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -18,13 +19,24 @@ fn main() {
     if env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         device(&root, &out);
         python(&root.join("python"), "neap", &mut files);
+        compress(&out.join("libneap_dry.so"), &out.join("libneap_dry.so.gz"));
     }
     let mut text = String::from("&[\n");
-    for (name, path) in files {
+    for (number, (name, file)) in files.into_iter().enumerate() {
+        let path = out.join(format!("python-{number}.gz"));
+        compress(&file, &path);
         writeln!(text, "    ({name:?}, include_bytes!({path:?})),").expect("a string takes it");
     }
     text.push_str("]\n");
     fs::write(out.join("python_files.rs"), text).expect("OUT_DIR is writable");
+}
+
+/// The executable contains its files compressed; they are unpacked once.
+fn compress(from: &Path, to: &Path) {
+    let file = fs::File::create(to).expect("OUT_DIR is writable");
+    let mut gzip = flate2::write::GzEncoder::new(file, flate2::Compression::best());
+    gzip.write_all(&fs::read(from).expect("the file is there")).expect("OUT_DIR is writable");
+    gzip.finish().expect("OUT_DIR is writable");
 }
 
 /// Sets NEAP_VERSION for `neap --version`. A release archive has no repository; then it is the

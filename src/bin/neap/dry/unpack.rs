@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use anyhow::Context;
+use flate2::read::GzDecoder;
 use sha2::{Digest, Sha256};
 
-const DEVICE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libneap_dry.so"));
+/// Compressed by build.rs, as are the package's files.
+const DEVICE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libneap_dry.so.gz"));
 const HOOK: &[u8] = include_bytes!("sitecustomize.py");
 const TORCH_HOOK: &[u8] = include_bytes!("../torch/sitecustomize.py");
 const PYTHON: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/python_files.rs"));
@@ -68,20 +70,23 @@ fn unpack_in(cache: &Path) -> anyhow::Result<Unpacked> {
         // What stands there was damaged: a folder appears whole.
         let _ = fs::remove_dir_all(root);
         folder_by_rename(root, |new| {
-            put(&new.join("libneap_dry.so"), DEVICE)?;
+            put(&new.join("libneap_dry.so"), GzDecoder::new(DEVICE))?;
             put(&new.join("site/sitecustomize.py"), HOOK)?;
             put(&new.join("site-torch/sitecustomize.py"), TORCH_HOOK)?;
-            PYTHON.iter().try_for_each(|(name, bytes)| put(&new.join("python").join(name), bytes))
+            PYTHON.iter().try_for_each(|(name, bytes)| {
+                put(&new.join("python").join(name), GzDecoder::new(*bytes))
+            })
         })?;
     }
     Ok(unpacked)
 }
 
-fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn put(path: &Path, mut content: impl io::Read) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    fs::write(path, bytes)
+    io::copy(&mut content, &mut fs::File::create(path)?)?;
+    Ok(())
 }
 
 /// Fills a new folder beside `folder` and renames it, so that no other process sees half of it.
