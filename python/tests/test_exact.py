@@ -99,7 +99,8 @@ def test_an_optimizer_that_steps_inside_backward_is_let_be() -> None:
     assert same(run(make)[0], found)
 
 
-def test_a_model_is_compiled_while_it_is_watched() -> None:
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_model_is_compiled_while_it_is_watched(backend: str) -> None:
     def make() -> Job:
         torch._dynamo.reset()
         model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)])
@@ -108,7 +109,7 @@ def test_a_model_is_compiled_while_it_is_watched() -> None:
         def loss_of() -> torch.Tensor:
             count[0] += 1
             if count[0] == 2:  # The first that is recorded.
-                model.compile(backend="eager")
+                model.compile(backend=backend)
             assert torch.ctc_loss.__name__ == "ctc_loss"
             return model(torch.randn(32, 16)).square().mean()
 
@@ -116,4 +117,18 @@ def test_a_model_is_compiled_while_it_is_watched() -> None:
 
     found, report = run(make, fitted=True)
     assert report is not None and report.planned + sum(report.unplanned.values()) == 5, report
+    assert same(run(make)[0], found)
+
+
+def test_what_is_compiled_is_watched_as_it_runs_later() -> None:
+    def make() -> Job:
+        torch._dynamo.reset()
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)])
+        # Saves other tensors than the same model in eager mode.
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.Adam(model.parameters())
+        return trained(model, optimizer, lambda: compiled(torch.randn(32, 16)).square().mean())
+
+    found, report = run(make, fitted=True)
+    assert report is not None and report.planned > 0 and set(report.unplanned) == {"watching"}
     assert same(run(make)[0], found)

@@ -352,3 +352,13 @@ def test_a_step_that_is_skipped_makes_one_iteration_without_the_plan() -> None:
     found, report = run(make, "60%", 10)
     assert same(expected, found)
     assert report.planned == 10 - 3 - 2, report
+
+
+def test_a_budget_that_no_plan_meets_is_told() -> None:
+    job = cnn_adam()
+    with neap.torch.fit(job.model, job.optimizer, "20%", verbose=False) as fitted:
+        for _ in range(ITERATIONS):
+            job.iteration()
+        report = fitted.report()
+    assert report.predicted_peak_bytes > report.budget_bytes and report.planned > 0, report
+    assert not report.met and any("can't be met" in note for note in report.notes), report

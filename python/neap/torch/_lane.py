@@ -24,18 +24,19 @@ class Lane:
         self._compute: Any = None
         self._handle = 0
         """The compute stream's, while that is known."""
-        # What `torch.cuda.set_stream` and `Event.record` do with a given stream.
+        # What `torch.cuda.set_stream` and the methods of an event do with a given stream.
         self._switch = torch._C._cuda_setStream
+        self._raw = torch._C._cuda_getCurrentRawStream
         event: Any = torch.cuda.Event.__base__
-        self._record = event.record
+        self._record, self._wait = event.record, event.wait
         self._to = _named(self.stream)
-        self._back: dict[str, int] = {}
+        self._back: tuple[int, int, int] = (0, 0, 0)
 
     def compute(self) -> Any:
         """The stream on which the script computes. Making its object anew each time takes longer
         than asking for its handle.
         """
-        handle = torch._C._cuda_getCurrentRawStream(self._device)
+        handle = self._raw(self._device)
         if self._compute is None or self._handle != handle:
             self._compute, self._handle = torch.cuda.current_stream(self._device), handle
             self._back = _named(self._compute)
@@ -43,13 +44,12 @@ class Lane:
 
     def __enter__(self) -> None:
         """What runs within goes to this stream, after all that was asked of the compute stream."""
-        compute = self.compute()
-        self._record(self._fence, compute)
-        self._fence.wait(self.stream)
-        self._switch(**self._to)
+        self._record(self._fence, self.compute())
+        self._wait(self._fence, self.stream)
+        self._switch(*self._to)
 
     def __exit__(self, *error: object) -> None:
-        self._switch(**self._back)
+        self._switch(*self._back)
 
     def ended(self, number: int) -> None:
         """The copy of this number has been asked for."""
@@ -57,16 +57,12 @@ class Lane:
 
     def wait(self, number: int) -> None:
         """The compute stream goes on after the copy of this number."""
-        self.ends[number].wait(self.compute())
+        self._wait(self.ends[number], self.compute())
 
 
-def _named(stream: Any) -> dict[str, int]:
+def _named(stream: Any) -> tuple[int, int, int]:
     """What PyTorch knows a stream by."""
-    return {
-        "stream_id": stream.stream_id,
-        "device_index": stream.device_index,
-        "device_type": stream.device_type,
-    }
+    return stream.stream_id, stream.device_index, stream.device_type
 
 
 def copy(

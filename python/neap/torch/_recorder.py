@@ -101,6 +101,11 @@ class Recorder(TorchDispatchMode):
         self._entered = False
         self._exact = Exact(watch)
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled runs as it will without a recorder: it saves other tensors."""
+        return True
+
     # -- start and end
 
     def start(self, optimizers: Iterable[Optimizer]) -> None:
@@ -541,15 +546,10 @@ def node_name(tensor: torch.Tensor) -> str:
     """
     function = tensor.grad_fn
     name: str = "" if function is None else function.name()
-    return "view" if name in _VIEWS else name
+    return "view" if name in VIEWS else name
 
 
-_VIEWS = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0")
-
-
-def names_of(node: str) -> tuple[str, ...]:
-    """The names that autograd may give a function to which :func:`node_name` gives this one."""
-    return _VIEWS if node == "view" else (node,)
+VIEWS = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0")
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -21,16 +21,20 @@ from neap.torch._lane import Lane
 from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter, noted, noting
 from neap.torch._recompute import Recompute
-from neap.torch._recorder import PLAIN, names_of
+from neap.torch._recorder import PLAIN
 from neap.torch._remake import Made, Remakes
 from neap.torch._schedule import Due, Point, Schedule, due
 from neap.torch._storage import blocks
 from neap.torch._timeline import Timeline
 from neap.torch._turns import Turns
 from neap.torch._versions import changed
-from neap.torch._wanted import Wanted, differs, whole
+from neap.torch._wanted import Wanted, differs, names_of, whole
 
 _STRIDED = torch.strided
+_PLAIN = frozenset(PLAIN)
+_owners = torch._C._storage_Use_Count
+_expired = torch.UntypedStorage._expired
+_forget = torch.UntypedStorage._free_weak_ref
 
 
 class Runtime:
@@ -266,7 +270,7 @@ class Runtime:
         dtype, shape, stride, offset, names, keep, one, acts = wanted[number]
         function = tensor.grad_fn
         if not (
-            type(tensor) in PLAIN
+            type(tensor) in _PLAIN
             and tensor.shape == shape
             and tensor.dtype is dtype
             and tensor.layout is _STRIDED
@@ -317,9 +321,9 @@ class Runtime:
             self.act(self._unpacks, packed.place)
             return self.value(packed)
         saved: Holder | Handle = packed
-        if saved.seen is not None and saved.seen._version != saved.version:
-            shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
-            raise RuntimeError(changed(saved.seen, saved.version, list(shape)))
+        seen = saved.seen
+        if seen is not None and seen._version != saved.version:
+            raise _fault(saved)
         place, unpacks = saved.place, self._unpacks
         if self._waiting or self.loans.due or (place < len(unpacks) and unpacks[place] is not None):
             self.act(unpacks, place)
@@ -328,8 +332,11 @@ class Runtime:
     def _held(self, saved: Holder | Handle) -> torch.Tensor:
         holder = saved if isinstance(saved, Holder) else saved.holder
         here = holder.here
-        if here is None or holder.coming:
-            here = self._resident(holder)
+        if here is None:
+            here = self._late(holder)
+        if holder.coming and self._in is not None:
+            self._in.wait(holder.number)
+            holder.coming = False
         view = saved.view
         if view is None:
             return here
@@ -351,8 +358,7 @@ class Runtime:
             return tensor
         saved: Holder | Handle | Borrowed | Made = packed
         if saved.seen is not None and saved.seen._version != saved.version:
-            shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
-            raise RuntimeError(changed(saved.seen, saved.version, list(shape)))
+            raise _fault(saved)
         if isinstance(saved, Borrowed):
             return self.loans.unpack(saved)
         return self.remakes.unpack(saved) if isinstance(saved, Made) else self._held(saved)
@@ -465,32 +471,30 @@ class Runtime:
         """Copies and drops what is due, as soon as nothing else holds it any more."""
         over = []
         leaving = []
-        used = torch._C._storage_Use_Count
-        for one, stages in self._waiting.items():
-            reference = self._holders[one]
+        waiting, holders = self._waiting, self._holders
+        for one, stages in waiting.items():
+            reference = holders[one]
             holder = None if reference is None else reference()
             if holder is None or holder.base is None:
                 over.append(one)
                 continue
             # Two of its owners are `base` and `here`.
-            if used(holder.key) > 2:
+            if _owners(holder.key) > 2:
                 continue
             if stages[0] == "out":
-                stages.pop(0)
                 if self._may_leave(one, holder):
                     leaving.append(holder)
-                if stages:
-                    continue  # It is dropped below, after its copy was asked for.
             else:
                 self._drop(holder)
-                stages.pop(0)
+            del stages[0]
             if not stages:
                 over.append(one)
         for one in over:
-            del self._waiting[one]
+            del waiting[one]
         if leaving:
             self._send(leaving)
-            if self._waiting:
+            # What is to be dropped, too, was to be copied before.
+            if any(holder.number in waiting for holder in leaving):
                 self._try_again()
 
     def _may_leave(self, one: int, holder: Holder) -> bool:
@@ -519,7 +523,7 @@ class Runtime:
                     host, seen = self._slots[one], flat(holder.base)
                 assert seen is not None
                 if notes is None:
-                    host.copy_(seen, non_blocking=True)
+                    host.copy_(seen, True)
                 else:
                     noted(notes, host, seen, ("to host", f"activation {one}"))
                 holder.host = host
@@ -545,8 +549,8 @@ class Runtime:
         self._by_storage.pop(holder.key, None)
         weak = base._weak_ref()
         holder.here = holder.base = holder.seen = base = seen = None
-        self.counts.deaths += bool(torch.UntypedStorage._expired(weak))
-        torch.UntypedStorage._free_weak_ref(weak)
+        self.counts.deaths += bool(_expired(weak))
+        _forget(weak)
 
     def _bring(self, coming: list[Holder]) -> None:
         """Asks for copies of what is on the host to the device."""
@@ -554,9 +558,7 @@ class Runtime:
             host = holder.host
             assert host is not None
             # On the compute stream: a side stream would have memory of its own.
-            holder.here = torch.empty_strided(
-                host.shape, host.stride(), dtype=host.dtype, device=holder.device
-            )
+            holder.here = torch.empty_like(host, device=holder.device)
         lane, counts, notes = self._in, self.counts, noting(self.timeline, self.meter)
         if lane is not None:
             # The compute stream waited for the copy to the host before the bytes were dropped.
@@ -566,7 +568,7 @@ class Runtime:
                 one, here, host = holder.number, holder.here, holder.host
                 assert here is not None and host is not None
                 if notes is None:
-                    here.copy_(host, non_blocking=True)
+                    here.copy_(host, True)
                 else:
                     noted(notes, here, host, ("to device", f"activation {one}"))
                 if lane is not None:
@@ -578,12 +580,16 @@ class Runtime:
             if lane is not None:
                 lane.__exit__()
 
-    def _resident(self, holder: Holder) -> torch.Tensor:
-        if holder.here is None and holder.host is not None:
-            self.counts.late += 1
-            self._bring([holder])
-        if holder.coming and self._in is not None:
-            self._in.wait(holder.number)
-            holder.coming = False
+    def _late(self, holder: Holder) -> torch.Tensor:
+        """Nothing has asked for the copy to the device yet."""
+        self.counts.late += 1
+        self._bring([holder])
         assert holder.here is not None
         return holder.here
+
+
+def _fault(saved: Holder | Handle | Borrowed | Made) -> RuntimeError:
+    """What PyTorch says of a saved tensor that was changed in place."""
+    assert saved.seen is not None
+    shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
+    return RuntimeError(changed(saved.seen, saved.version, list(shape)))

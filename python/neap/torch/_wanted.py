@@ -9,7 +9,7 @@ import torch
 
 from neap.torch._calls import View
 from neap.torch._holder import dense
-from neap.torch._recorder import is_subclass, node_name
+from neap.torch._recorder import VIEWS, is_subclass, node_name
 from neap.torch._schedule import Schedule
 
 Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, int, bool]
@@ -17,6 +17,11 @@ Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ..
 made it may have, what keeps it if its bytes may go, the number that it gets besides its place, and
 whether anything is done at its point.
 """
+
+
+def names_of(node: str) -> tuple[str, ...]:
+    """The names that autograd may give a function to which :func:`node_name` gives this one."""
+    return VIEWS if node == "view" else (node,)
 
 
 def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor) -> str | None:
