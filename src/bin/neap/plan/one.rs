@@ -21,6 +21,7 @@ use serde::Serialize;
 use super::{Events, Flags, does_not_fit, graph_path, prove_and_write};
 use crate::accounting::{Accounting, PaperReport};
 use crate::output::{self, Answer, note};
+use crate::progress;
 use crate::settings::allocator::{BesideReport, ReservedReport};
 use crate::settings::{self, Budget, JobArg, Site, values};
 
@@ -49,6 +50,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     };
     let started = Instant::now();
     let framework = framework.as_ref();
+    let working = progress::working(&format!("planning {}", job.path.display()));
     let made = match budget {
         Some(_) => arrange::make_for(&request, framework),
         None => arrange::minimum_for(&request, framework),
@@ -57,6 +59,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
         None => made.map(|arranged| (arranged, None)),
         Some(share) => made.and_then(|arranged| noisy(&request, arranged, share, framework)),
     };
+    working.finish_and_clear();
     let (Arranged { mut planned, graph: arranged }, noise) = match made {
         Ok(made) => made,
         Err(error) => {
