@@ -354,7 +354,7 @@ def test_a_step_that_is_skipped_makes_one_iteration_without_the_plan() -> None:
     assert report.planned == 10 - 3 - 2, report
 
 
-def test_a_budget_that_no_plan_meets_is_told() -> None:
+def test_a_budget_that_no_plan_meets_is_reported() -> None:
     job = cnn_adam()
     with neap.torch.fit(job.model, job.optimizer, "20%", verbose=False) as fitted:
         for _ in range(ITERATIONS):
