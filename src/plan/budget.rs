@@ -8,6 +8,7 @@
 //! the least one found on, and a refusal says what was found. Plans for tighter budgets count too,
 //! so that no looser budget has a slower plan (`rungs`).
 
+mod apart;
 mod blocked;
 mod mend;
 mod minimum;
@@ -15,6 +16,7 @@ mod polish;
 mod proof;
 mod reserve;
 mod rungs;
+mod written;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +27,8 @@ use super::planner::{Given, Memory};
 use super::{pinned, place};
 pub use minimum::{minimum, minimum_for};
 pub(crate) use reserve::quicker_for;
+pub(super) use written::on_device;
+pub use written::{unplanned, written};
 
 use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::device::{Link, Profile};
@@ -284,12 +288,16 @@ fn alone(
     }
     let mut target = budget;
     let own = matches!(request.method, Method::Neap(_));
+    let mut apart = None;
     for attempt in 0..if rival.is_some() && !own { FEW } else { TIGHTENINGS } {
         let height = match search.attempt(target, &request.method)? {
             Attempt::Fits(planned) => return Ok(*planned),
             Attempt::TooHigh(height) => height,
             Attempt::Blocked => break,
         };
+        if attempt == 0 {
+            apart = search.apart()?;
+        }
         // What is decided then is placed differently, so some more than what was too much; ever
         // more.
         let step = (height - budget) + ((budget / 1024) << attempt.min(6)).max(512);
@@ -297,6 +305,9 @@ fn alone(
             break;
         }
         target = (target - step) / 512 * 512;
+    }
+    if let Some(planned) = apart {
+        return Ok(planned);
     }
     // What can't be placed at one target often can at a lower one, and more easily when nothing
     // lingers or comes back early: other tensors leave, other holes open.
@@ -453,48 +464,6 @@ impl<'a> Search<'a> {
         }
         Ok(Attempt::TooHigh(height))
     }
-}
-
-/// The job without any event, placed: what an unplanned run does.
-///
-/// # Errors
-/// [`PlanError::Defect`] only.
-pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
-    let mut planned = written(request, Emitted::default())?;
-    planned.plan.planner = "none".to_owned();
-    Ok(planned)
-}
-
-/// A plan of these events, however they were decided, with the budget that its arena takes.
-///
-/// # Errors
-/// [`PlanError::Defect`] where the events contradict each other.
-pub fn written(request: &Request<'_>, emitted: Emitted) -> Result<Planned, PlanError> {
-    let program = Program::new(request.graph, request.latencies, &emitted.events)
-        .map_err(|e| PlanError::Defect(e.to_string()))?;
-    let (program, placements, height) = placed(program, &emitted, 0)?;
-    let liveness = Liveness::of(request.graph);
-    let mut planned = finish(request, &liveness, emitted, program, placements, height)?;
-    planned.plan.budget = Bytes(height);
-    Ok(planned)
-}
-
-/// The same events at the same addresses on the request's device: what differs is time, and with it
-/// where host copies lie.
-///
-/// # Errors
-/// [`PlanError::Defect`] only.
-pub(super) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Planned, PlanError> {
-    let defect = |e: crate::sim::program::ProgramError| PlanError::Defect(e.to_string());
-    let [job] = &planned.plan.jobs[..] else {
-        return Err(PlanError::Defect("not a plan of one job".to_owned()));
-    };
-    let mut program =
-        Program::new(request.graph, request.latencies, &job.events).map_err(defect)?;
-    program.place(&job.placements).map_err(defect)?;
-    let emitted = Emitted { events: job.events.clone(), ..Emitted::default() };
-    let height = planned.plan.figures.arena_bytes.0;
-    finish(request, &Liveness::of(request.graph), emitted, program, job.placements.clone(), height)
 }
 
 /// What a framework's allocator reserves for a plan.

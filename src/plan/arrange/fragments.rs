@@ -53,10 +53,11 @@ const NEAR: u64 = 28;
 const POLISHED: u64 = 16;
 
 /// Where the plan still takes longer than the arena's by more than this part, all is tried again
-/// with twice the effort, and then with four times. In large graphs that takes minutes, so it is
-/// not done there.
+/// with parameters that come back after large tensors ([`neap::Options::apart`]), then with twice
+/// the effort, and then with four times. In large graphs that takes minutes, so it is not done
+/// there.
 const FAR: u64 = 22;
-const EFFORTS: [u32; 3] = [1, 2, 4];
+const TURNS: [(u32, bool); 4] = [(1, false), (1, true), (2, true), (4, true)];
 
 /// A plan with other pieces that is quicker than the one that was made, if one was. Updates run in
 /// the order of the arena's plan, or early where that has the framework's.
@@ -89,14 +90,18 @@ pub(super) fn quicker(
         _ => Vec::new(),
     };
     let mut best: Option<Arranged> = None;
-    for times in EFFORTS {
+    for (turn, (times, set_apart)) in TURNS.into_iter().enumerate() {
         let rival = best.as_ref().map_or(made, |best| best.planned.run.iteration.0);
         let is_far = own > 0 && rival < u64::MAX && rival > slight.max(own + own / FAR);
-        if times > 1 && (!is_far || request.is_large()) {
+        if turn > 0 && (!is_far || request.is_large()) {
             break;
         }
+        let set_apart = set_apart && options.apart;
+        if turn == 1 && !set_apart {
+            continue;
+        }
         let effort = options.effort.saturating_mul(times);
-        let method = Method::Neap(neap::Options { effort, ..options.clone() });
+        let method = Method::Neap(neap::Options { effort, set_apart, ..options.clone() });
         let request = Request { method, ..request.clone() };
         if let Some(found) = cut(&request, framework, &order, Nanos(rival), enough)? {
             best = Some(found);

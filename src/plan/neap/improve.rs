@@ -277,6 +277,7 @@ impl<'a, 'o> Search<'a, 'o> {
                         link,
                         target,
                         Variant { slack, ..variant },
+                        self.options.set_apart,
                     );
                     let now = clock::run(&residencies, latencies, link);
                     if now.total >= clock.total {

@@ -89,6 +89,13 @@ pub struct Options {
     /// This is that plan.
     #[serde(skip)]
     pub lingering: bool,
+    /// Where a plan can't be placed, or an allocator reserves too much for it, also make one in
+    /// which parameters and states come back after large tensors that began while they were away
+    /// ([`mod@prefetch`]).
+    pub apart: bool,
+    /// This is that plan.
+    #[serde(skip)]
+    pub set_apart: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
     /// For a framework's allocator: leave out swaps that leave its memory in pieces.
@@ -132,6 +139,8 @@ impl Default for Options {
             stream: true,
             linger: true,
             lingering: false,
+            apart: true,
+            set_apart: false,
             polish: true,
             mend: true,
             effort: EFFORT,

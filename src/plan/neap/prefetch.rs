@@ -34,13 +34,15 @@ pub fn swaps(residencies: &Residencies<'_>) -> Swaps {
     residencies.decisions().filter_map(swap).collect()
 }
 
-/// Gives every swap its window again.
+/// Gives every swap its window again. With `apart`, tensors that nothing generates do not come back
+/// while a large tensor is alive that was made while they were away.
 pub fn fit(
     residencies: &mut Residencies<'_>,
     clock: &Clock,
     link: &Link,
     target: u64,
     variant: Variant,
+    apart: bool,
 ) {
     let mut swaps = swaps(residencies);
     for (tensor, gap, w) in &mut swaps {
@@ -84,8 +86,9 @@ pub fn fit(
         residencies.decide(tensor, gap, Gap::Swap(w));
         swaps[i].2 = w;
     }
+    let large = if apart { large(residencies, target) } else { Vec::new() };
     for &i in &order {
-        back(residencies, clock, &mut swaps[i], 0, target);
+        back(residencies, clock, &mut swaps[i], 0, target, &large);
     }
     // Where there is room still, copies may be late by a little without making an operator wait.
     let margin = clock.total / 64;
@@ -109,23 +112,51 @@ pub fn fit(
         swaps[i].2 = w;
     }
     for &i in &order {
-        back(residencies, clock, &mut swaps[i], margin, target);
+        back(residencies, clock, &mut swaps[i], margin, target, &large);
     }
 }
 
-/// A swap comes back by its start less a margin, as far as there is room.
+/// What takes at least this part of the target is large.
+
+/// What something generates is large from this part of the target on (one in 8).
+const LARGE: u64 = 8;
+
+/// The first and the last slot of each large tensor that something generates, up to its first gap
+/// in which it does not stay.
+fn large(residencies: &Residencies<'_>, target: u64) -> Vec<(u32, u32)> {
+    let lifetimes = residencies.lifetimes.iter();
+    let mut all: Vec<(u32, u32)> = lifetimes
+        .filter(|l| !l.long_lived && l.bytes >= target / LARGE)
+        .filter_map(|l| {
+            let gone = l.gaps.iter().position(|g| *g != Gap::Keep).unwrap_or(l.gaps.len());
+            Some((*l.uses.first()?, *l.uses.get(gone)?))
+        })
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// A swap comes back by its start less a margin, as far as there is room. A tensor that nothing
+/// generates comes after the `large` ones that began while it was away.
 fn back(
     residencies: &mut Residencies<'_>,
     clock: &Clock,
     swap: &mut (TensorId, usize, Swap),
     margin: u64,
     target: u64,
+    large: &[(u32, u32)],
 ) {
     let (tensor, gap, ref mut w) = *swap;
     let (a, _, round) = residencies.ends(tensor, gap);
     let earliest = if round { 0 } else { w.out_until.max(a) + 1 };
     let ideal =
         (2 * clock.place_by(w.starts.1.saturating_sub(margin))).max(earliest.next_multiple_of(2));
+    // It comes back to the address at which it began the iteration. A large tensor that was made
+    // since may lie there.
+    let stays = residencies.lifetime(tensor).long_lived;
+    let ideal = large.iter().filter(|l| stays && w.out_until < l.0).fold(ideal, |ideal, l| {
+        if l.0 < ideal && ideal <= l.1 { (l.1 + 1).next_multiple_of(2) } else { ideal }
+    });
     let bytes = residencies.lifetime(tensor).bytes;
     w.back_from = reach_back(residencies, ideal, w.back_from, bytes, target);
     residencies.decide(tensor, gap, Gap::Swap(*w));

@@ -66,6 +66,9 @@ pub struct Switches {
     /// next forward.
     #[arg(long)]
     no_linger: bool,
+    /// neap: Never make parameters come back only after large tensors.
+    #[arg(long)]
+    no_apart: bool,
     /// neap: Never change single choices of a plan that is slower than the unplanned job.
     #[arg(long)]
     no_polish: bool,
