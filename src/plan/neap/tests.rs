@@ -1,6 +1,6 @@
 //! The planner on a small network: forward, then backward over what forward kept.
 
-use super::{Options, Variant, improve, linger};
+use super::{Options, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
 use crate::device::Link;
@@ -94,6 +94,30 @@ fn what_is_cheap_is_made_again_and_what_is_dear_swapped() {
         )
         .collect();
     assert!(!recomputed.is_empty() && recomputed.iter().all(|op| op % 2 == 0), "{recomputed:?}");
+}
+
+#[test]
+fn what_nothing_generates_comes_back_after_a_large_tensor_that_began_while_it_was_away() {
+    // Leaving takes one operator of forward, coming back ten of backward.
+    let time = |i: usize| Nanos(if i < LAYERS { 2_000_000 } else { 100_000 });
+    let latencies: Vec<Latency> =
+        (0..2 * LAYERS).map(|i| Latency { time: time(i), source: Source::Graph }).collect();
+    let (mut graph, input, large) = (graph(), TensorId::of(0), TensorId::of(3));
+    graph.tensors[large.index()].bytes = Bytes(2 * SIZE);
+    let clock = clock::Clock::nominal(&latencies);
+    let back = |apart| {
+        let mut residencies = Residencies::new(&graph);
+        let swap = residencies.tightest(input, 0);
+        residencies.decide(input, 0, Gap::Swap(swap));
+        prefetch::fit(&mut residencies, &clock, &LINK, 16 * SIZE, Variant::FIRST, apart);
+        match residencies.gap(input, 0) {
+            Gap::Swap(swap) => swap.back_from,
+            other => panic!("{other:?}"),
+        }
+    };
+    let ends = *Residencies::new(&graph).lifetime(large).uses.last().unwrap();
+    assert!(back(false) < ends);
+    assert_eq!(back(true), ends + 1);
 }
 
 #[test]
