@@ -116,8 +116,6 @@ pub fn fit(
     }
 }
 
-/// What takes at least this part of the target is large.
-
 /// What something generates is large from this part of the target on (one in 8).
 const LARGE: u64 = 8;
 
