@@ -12,7 +12,7 @@ use super::{Memory, PlanError, Planned, Request, Search, finish, nominal, placed
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
-use crate::neap::improve::polish;
+use crate::neap::improve::polish::{self, Linger};
 use crate::neap::{Options, Warm};
 use crate::planner::{Decision, Given};
 use crate::residency::Residencies;
@@ -82,11 +82,10 @@ pub(super) fn polish(
         target,
     };
     let mut defect = None;
-    polish::polish(
-        [basis.target, budget.max(basis.target)].map(given),
-        &basis.options,
-        &basis.warm,
-        |residencies| {
+    let given = [basis.target, budget.max(basis.target)].map(given);
+    let [own, other] = [Linger::Last, Linger::First].map(|linger| {
+        let mut best = best.clone();
+        polish::polish(given, &basis.options, &basis.warm, linger, |residencies| {
             let rival = best.run.iteration;
             let found = match &basis.framework {
                 Some(framework) => {
@@ -101,8 +100,10 @@ pub(super) fn polish(
                 Err(error) => defect = Some(error),
             }
             true
-        },
-    );
+        });
+        best
+    });
+    let best = if other.run.iteration < own.run.iteration { other } else { own };
     defect.map_or(Ok(best), Err)
 }
 

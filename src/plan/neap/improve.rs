@@ -262,7 +262,7 @@ impl<'a, 'o> Search<'a, 'o> {
             let room = if variant.streamed > 0 { target / ROOM } else { 0 };
             drop::drop(&mut residencies, latencies, target - room);
         }
-        if variant.linger {
+        if variant.linger > 0 {
             linger::linger(&mut residencies, &self.clock, link, target, variant);
         }
         let mut clock = clock::run(&residencies, latencies, link);
@@ -318,7 +318,7 @@ impl<'a, 'o> Search<'a, 'o> {
             streamed,
             parameters,
             last,
-            linger: true,
+            linger: u32::MAX,
             ..Variant::FIRST
         });
         let lingering = lingering.into_iter().filter(|_| self.options.lingering);

@@ -16,7 +16,8 @@ use crate::sim::program::Direction;
 use crate::units::TensorId;
 
 /// Lets what leaves last, round the end, leave from the iteration's start on instead, one after
-/// the other, as far as there is room for it until then.
+/// the other, as far as there is room for it until then: the variant's number of tensors, the one
+/// that is used last first.
 pub fn linger(
     residencies: &mut Residencies<'_>,
     clock: &Clock,
@@ -36,8 +37,11 @@ pub fn linger(
     }
     last.sort_unstable_by_key(|&(at, tensor, _)| (at, tensor));
     let end = residencies.load.slots();
-    let mut free = 0;
+    let (mut free, mut left) = (0, variant.linger);
     for (_, tensor, swap) in last {
+        if left == 0 {
+            break;
+        }
         let lifetime = residencies.lifetime(tensor);
         let Some(limit) = target.checked_sub(lifetime.bytes) else { continue };
         let bytes = residencies.graph.tensor(tensor).bytes;
@@ -58,5 +62,6 @@ pub fn linger(
         let swap = Swap { out_until: until, back_from: swap.back_from, starts, ..leaves };
         residencies.decide(tensor, 0, Gap::Swap(swap));
         free += time;
+        left -= 1;
     }
 }

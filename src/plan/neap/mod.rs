@@ -84,7 +84,8 @@ pub struct Options {
     /// Where operators wait long for the link, stream what one operator alone uses ([`stream`]).
     pub stream: bool,
     /// Where operators wait long, also make a plan in which streamed tensors that are used last
-    /// stay over the end of the iteration ([`mod@linger`]).
+    /// stay over the end of the iteration ([`mod@linger`]), and let tensors of a plan stay so when
+    /// it is polished.
     pub linger: bool,
     /// This is that plan.
     #[serde(skip)]
@@ -169,8 +170,9 @@ pub struct Variant {
     pub parameters: bool,
     /// Of what is streamed, this share is what is used last, in percent.
     pub last: u64,
-    /// What leaves last stays over the end of the iteration ([`mod@linger`]).
-    pub linger: bool,
+    /// The most tensors that stay over the end of the iteration, of those that leave last
+    /// ([`mod@linger`]).
+    pub linger: u32,
 }
 
 impl Variant {
@@ -183,7 +185,7 @@ impl Variant {
         streamed: 0,
         parameters: false,
         last: 0,
-        linger: false,
+        linger: 0,
     };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.

@@ -1,5 +1,6 @@
 //! The planner on a small network: forward, then backward over what forward kept.
 
+use super::improve::polish::{Linger, polish};
 use super::{Options, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
@@ -205,8 +206,19 @@ fn what_is_updated_last_leaves_in_the_next_forward() {
     }
     let before = clock::run(&residencies, &latencies, &LINK);
     let nominal = clock::Clock::nominal(&latencies);
-    linger::linger(&mut residencies, &nominal, &LINK, target, Variant::FIRST);
-    assert!(residencies.load.peak().1 <= target);
+    let lingered = |most| {
+        let mut residencies = residencies.clone();
+        let variant = Variant { linger: most, ..Variant::FIRST };
+        linger::linger(&mut residencies, &nominal, &LINK, target, variant);
+        assert!(residencies.load.peak().1 <= target);
+        residencies
+    };
+    for most in 0..=4 {
+        let stays = |state: &&TensorId| lingered(most).lifetime(**state).gaps.len() == 2;
+        let last: Vec<TensorId> = streamed.iter().filter(stays).copied().collect();
+        assert_eq!(last, streamed[4 - most as usize..], "{most} at most");
+    }
+    let residencies = lingered(u32::MAX);
     // All leave in the forward, one after the other, and none at the end.
     for (number, &state) in (1..).zip(streamed.iter().rev()) {
         let Gap::Swap(swap) = residencies.gap(state, 0) else { panic!("{state:?} does not leave") };
@@ -229,24 +241,26 @@ fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
             continue;
         }
         let time = |of: &Residencies<'_>| clock::run(of, &latencies, &LINK).total;
-        let mut best = time(&residencies);
-        let mut more = 0;
-        // What is not taken does not count: another change must be better than the last one taken.
-        improve::polish::polish([given, given], &options, &warm, |found| {
-            assert!(found.load.peak().1 <= target, "{target}");
-            assert!(time(found) <= best, "{target}: {} after {best}", time(found));
-            more += u32::from(time(found) < best);
-            best = time(found);
-            true
-        });
-        quicker += more;
-        // There is something to be asked about just where something is taken.
-        let mut asked = 0;
-        improve::polish::polish([given, given], &options, &warm, |_| {
-            asked += 1;
-            false
-        });
-        assert_eq!(asked > 0, more > 0, "{target}: {asked} asked, {more} taken");
+        for linger in [Linger::First, Linger::Last] {
+            let mut best = time(&residencies);
+            let mut more = 0;
+            // What is not taken does not count: another change must be better than the last taken.
+            polish([given, given], &options, &warm, linger, |found| {
+                assert!(found.load.peak().1 <= target, "{target}");
+                assert!(time(found) <= best, "{target}: {} after {best}", time(found));
+                more += u32::from(time(found) < best);
+                best = time(found);
+                true
+            });
+            quicker += more;
+            // There is something to be asked about just where something is taken.
+            let mut asked = 0;
+            polish([given, given], &options, &warm, linger, |_| {
+                asked += 1;
+                false
+            });
+            assert_eq!(asked > 0, more > 0, "{target}: {asked} asked, {more} taken");
+        }
     }
     assert!(quicker > 0, "no change was for the better");
 }

@@ -62,8 +62,8 @@ pub struct Switches {
     /// neap: Never choose what is streamed over the link before all else.
     #[arg(long)]
     no_stream: bool,
-    /// neap: Never keep streamed tensors over the end of the iteration to let them leave in the
-    /// next forward.
+    /// neap: Never keep tensors over the end of the iteration to let them leave in the next
+    /// forward.
     #[arg(long)]
     no_linger: bool,
     /// neap: Never make parameters come back only after large tensors.

@@ -7,6 +7,9 @@
 //! - a copy that an operator waits for gets the room to come in time;
 //! - a choice is left out.
 //!
+//! And the tensors that leave last stay over the end of the iteration ([`crate::neap::linger`]),
+//! either before other changes or after them.
+//!
 //! What is then over the target is chosen as in any step, so that room for one tensor is taken
 //! from others. The dearest are changed first, and what is quicker stays. The plan itself comes
 //! from [`super`].
@@ -15,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use super::{Found, OPERATORS, Search, Warm, share};
-use crate::neap::Options;
+use crate::neap::{Options, Variant};
 use crate::planner::Given;
 use crate::residency::{Gap, Residencies, Swap};
 use crate::sim::engine::copy_time;
@@ -87,12 +90,26 @@ const TARGETS: u64 = 8;
 /// Steps of polishing for each step of effort.
 const STEPS: u32 = 8;
 
+/// How many tensors that leave last stay over the end of the iteration, tried in turn. With all of
+/// them the first copies of the next iteration have to wait.
+const LINGERING: [u32; 5] = [1, 2, 4, 8, 16];
+
+/// When tensors that leave last stay over the end of the iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linger {
+    /// Before single choices are changed. Where that is no quicker nothing is changed.
+    First,
+    /// After they were changed.
+    Last,
+}
+
 /// Changes what a search chose for the first target, at the second one. What is quicker is taken if
 /// `takes` it.
 pub fn polish(
     given: [Given<'_>; 2],
     options: &Options,
     warm: &Warm,
+    linger: Linger,
     mut takes: impl FnMut(&Residencies<'_>) -> bool,
 ) {
     let mut search = Search::new(&given[0], options);
@@ -116,7 +133,13 @@ pub fn polish(
         }
         search.given = before;
     }
-    while !best.key.0 && search.pass(&mut best, &mut takes) {}
+    if best.key.0 || linger == Linger::First && !search.linger(&mut best, &mut takes) {
+        return;
+    }
+    while search.pass(&mut best, &mut takes) {}
+    if linger == Linger::Last && search.linger(&mut best, &mut takes) {
+        while search.pass(&mut best, &mut takes) {}
+    }
 }
 
 impl<'a> Search<'a, '_> {
@@ -125,6 +148,26 @@ impl<'a> Search<'a, '_> {
         let mut chooser = self.chooser(warm.variant, &warm.bans);
         chooser.replay(&warm.choices);
         chooser.residencies.load.peak().1
+    }
+
+    /// Lets tensors that leave last stay over the end. Whether that was for the better.
+    fn linger(
+        &self,
+        best: &mut Found<'a>,
+        takes: &mut impl FnMut(&Residencies<'_>) -> bool,
+    ) -> bool {
+        if best.variant.linger > 0 || !self.options.linger {
+            return false;
+        }
+        let before = best.key;
+        for linger in LINGERING {
+            let variant = Variant { linger, ..best.variant };
+            let found = self.choose_after(variant, &best.bans, Some(&best.choices));
+            if found.key < best.key && takes(&found.residencies) {
+                *best = found;
+            }
+        }
+        best.key < before
     }
 
     /// Every change once, the dearest first. Whether one of them was for the better.
