@@ -46,6 +46,12 @@ impl Framework {
         Self { config, library: library_workspace(device), capacity, first: Bytes::ZERO }
     }
 
+    /// The bytes of both threads' workspaces for the matrix library.
+    #[must_use]
+    pub const fn workspaces(&self) -> Bytes {
+        Bytes(self.library.0 * 2)
+    }
+
     /// With the first block that `plan` records for such settings.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::job::{Graph, Operator, Role};
 use crate::method::Method;
 use crate::neap;
 use crate::sim::reserved::Framework;
-use crate::units::{Nanos, OpId};
+use crate::units::{Bytes, Nanos, OpId};
 
 /// How updates are cut.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,8 @@ const SMALL: usize = 600;
 const MENDED: usize = 3;
 
 /// Where a plan adds no more than this part of the unplanned time, no other is looked for, nor
-/// where it takes no longer than the arena's plan with the same bytes by more than the other part.
+/// where it takes no longer than the arena's plan by more than the other part. The arena's plan has
+/// the same bytes, less the workspaces of the matrix library.
 const SLIGHT: u64 = 128;
 const NEAR: u64 = 28;
 
@@ -76,7 +77,8 @@ pub(super) fn quicker(
     if made <= slight {
         return Ok(None);
     }
-    let arena = match in_all_orders(request, None) {
+    let less = Bytes(request.budget.0.saturating_sub(framework.workspaces().0));
+    let arena = match in_all_orders(&Request { budget: less, ..request.clone() }, None) {
         Err(defect @ PlanError::Defect(_)) => return Err(defect),
         arena => arena.ok(),
     };
@@ -174,7 +176,6 @@ mod tests {
     use crate::job::arrange::arrange;
     use crate::job::chakra;
     use crate::sim::reserved;
-    use crate::units::Bytes;
     use std::collections::BTreeMap;
     use std::path::Path;
 
