@@ -5,7 +5,7 @@
 use crate::common::random::{self, Random};
 use neap::contract::Latency;
 use neap::device::{Link, latency};
-use neap::job::Graph;
+use neap::job::{Graph, chakra};
 use neap::plan::bound::Bounds;
 use neap::plan::emit;
 use neap::plan::residency::{Gap, Residencies, Swap};
@@ -191,4 +191,18 @@ fn no_plan_beats_a_bound() {
         seen.reached,
         seen.possible
     );
+}
+
+#[test]
+fn what_exceeds_a_budget_has_its_peak_above_it() {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/resnet18-adam.et.json.gz");
+    let graph = chakra::import(trace.as_ref(), &chakra::Options::default()).unwrap().graph;
+    let device = neap::device::builtin::find("a6000").expect("built in");
+    let latencies = latency::latencies(&graph, &device, None);
+    let bounds = Bounds::new(&graph, &latencies, &device.link);
+    for added in [0, 50_000, 500_000, 5_000_000].map(Nanos) {
+        let peak = bounds.peak(added);
+        assert!(bounds.exceeds(added, Bytes(peak.0 - 1)), "{added:?}");
+        assert!(!bounds.exceeds(added, peak), "{added:?}");
+    }
 }

@@ -295,6 +295,40 @@ impl<'a> Bounds<'a> {
         Bytes(best)
     }
 
+    /// Whether every plan whose iteration takes at most `added` longer than the unplanned one is
+    /// proved to have a peak above `budget`. Proofs are sought as in [`Self::peak`], and the first
+    /// one ends the search.
+    #[must_use]
+    pub fn exceeds(&self, added: Nanos, budget: Bytes) -> bool {
+        let look = |q: u32| -> u64 {
+            let standing = self.standing(q);
+            if standing <= budget.0 {
+                return 0;
+            }
+            let moment = self.moment(q);
+            let resident = |offset| standing - moment.away(added.0, offset);
+            self.offsets(q).into_iter().map(resident).max().unwrap_or(0)
+        };
+        if budget.0 < self.floor {
+            return true;
+        }
+        let mut parts: Vec<usize> = (0..self.parts.len()).collect();
+        let standing = |part: usize| self.standing(self.parts[part].highest);
+        parts.sort_by_key(|&part| std::cmp::Reverse(standing(part)));
+        let mut seen = Vec::with_capacity(parts.len());
+        for part in parts {
+            let highest = look(self.parts[part].highest);
+            if highest > budget.0 {
+                return true;
+            }
+            seen.push((highest, part));
+        }
+        seen.sort_unstable_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
+        seen.into_iter().take(CLOSE).any(|(_, part)| {
+            self.parts[part].operators().step_by(self.stride).any(|q| look(q) > budget.0)
+        })
+    }
+
     /// A lower bound on the iteration's time of every plan with a peak of at most `budget`; `None`
     /// if there is no such plan.
     #[must_use]

@@ -12,7 +12,7 @@ use super::{Memory, PlanError, Planned, Request, Search, finish, nominal, placed
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
-use crate::neap::improve::polish::{self, Linger};
+use crate::neap::improve::polish::{self, Judge, Linger};
 use crate::neap::{Options, Warm};
 use crate::planner::{Decision, Given};
 use crate::residency::Residencies;
@@ -81,30 +81,44 @@ pub(super) fn polish(
         pinned: device.pinned_bytes,
         target,
     };
-    let mut defect = None;
     let given = [basis.target, budget.max(basis.target)].map(given);
     let [own, other] = [Linger::Last, Linger::First].map(|linger| {
-        let mut best = best.clone();
-        polish::polish(given, &basis.options, &basis.warm, linger, |residencies| {
-            let rival = best.run.iteration;
-            let found = match &basis.framework {
-                Some(framework) => {
-                    let mend = basis.options.mend;
-                    reserved(request, liveness, residencies, framework, rival, mend)
-                }
-                None => quicker(request, liveness, residencies, rival),
-            };
-            match found {
-                Ok(Some(planned)) => best = planned,
-                Ok(None) => return false,
-                Err(error) => defect = Some(error),
-            }
-            true
-        });
-        best
+        let best = Ok(best.clone());
+        let mut judge = Within { request, liveness, basis: &basis, best };
+        polish::polish(given, &basis.options, &basis.warm, linger, &mut judge);
+        judge.best
     });
-    let best = if other.run.iteration < own.run.iteration { other } else { own };
-    defect.map_or(Ok(best), Err)
+    let (own, other) = (own?, other?);
+    Ok(if other.run.iteration < own.run.iteration { other } else { own })
+}
+
+/// Takes changes that are quicker within the budget.
+struct Within<'a> {
+    request: &'a Request<'a>,
+    liveness: &'a Liveness,
+    basis: &'a Basis,
+    best: Result<Planned, PlanError>,
+}
+
+impl Judge for Within<'_> {
+    type Verdict = Result<Planned, PlanError>;
+
+    fn look(&self, residencies: &Residencies<'_>) -> Option<Self::Verdict> {
+        let Self { request, liveness, basis, .. } = *self;
+        let rival = self.best.as_ref().ok()?.run.iteration;
+        let found = match &basis.framework {
+            Some(framework) => {
+                let mend = basis.options.mend;
+                reserved(request, liveness, residencies, framework, rival, mend)
+            }
+            None => quicker(request, liveness, residencies, rival),
+        };
+        found.transpose()
+    }
+
+    fn take(&mut self, verdict: Self::Verdict) {
+        self.best = verdict;
+    }
 }
 
 /// The plan of decisions, if it is within the budget and quicker.

@@ -3,7 +3,7 @@
 //! The planners are greedy, so a tighter budget sometimes has the quicker plan. Tighter budgets are
 //! therefore tried too, on *rungs*: fixed shares of the unplanned peak. What is found on a rung
 //! depends on the rung alone, and a rung is passed over only where the lower bound proves that
-//! nothing there is quicker ([`Bounds::peak`]). It is polished ([`mod@super::polish`]) only where
+//! nothing there is quicker ([`Bounds::exceeds`]). It is polished ([`mod@super::polish`]) only where
 //! that can make it the quickest, given that polishing never gained an eighth
 //! ([`neap::improve::polish::MOST`]). So
 //! - of two budgets on rungs, the looser one never has the slower plan;
@@ -113,19 +113,17 @@ pub(super) fn make(
     let done = |best: &Option<Planned>| best.as_ref().is_some_and(|b| b.run.iteration <= unplanned);
     let bounds =
         (!done(&best)).then(|| Bounds::new(request.graph, request.latencies, &request.device.link));
-    // No plan within fewer bytes than these is quicker than the best.
-    let least = |best: &Option<Planned>| {
-        let time = best.as_ref().map(|b| b.run.iteration).into_iter().chain(other).min();
-        let added = time.map(|time| Nanos(time.0.saturating_sub(unplanned.0 + 1)));
-        bounds.as_ref().zip(added).map_or(liveness.floor, |(bounds, added)| bounds.peak(added))
-    };
     let time = |best: &Option<Planned>| best.as_ref().map(|b| b.run.iteration);
-    let mut proved = (time(&best), least(&best));
+    // No plan within so few bytes is quicker than the best.
+    let hopeless = |best: &Option<Planned>, budget: Bytes| {
+        let time = time(best).into_iter().chain(other).min();
+        let added = time.map(|time| Nanos(time.0.saturating_sub(unplanned.0 + 1)));
+        let proof = bounds.as_ref().zip(added);
+        budget < liveness.floor
+            || proof.is_some_and(|(bounds, added)| bounds.exceeds(added, budget))
+    };
     for budget in below(request, request.budget) {
-        if proved.0 != time(&best) {
-            proved = (time(&best), least(&best));
-        }
-        if budget < proved.1.max(reached.unwrap_or_default()) || done(&best) {
+        if done(&best) || budget < reached.unwrap_or_default() || hopeless(&best, budget) {
             break;
         }
         let rival = time(&best).into_iter().chain(other).min();

@@ -26,6 +26,7 @@ use super::choose::{Chooser, Setting};
 use super::{Ban, Options, Variant, drop, extend, linger, prefetch, stream};
 use crate::clock::{self, Clock};
 use crate::job::Graph;
+use crate::parallel::{in_parallel, width};
 use crate::planner::Given;
 use crate::residency::Residencies;
 use crate::units::TensorId;
@@ -198,8 +199,8 @@ impl<'a, 'o> Search<'a, 'o> {
         (best.residencies, Warm { variant, bans, clock: self.clock, choices })
     }
 
-    /// Whether a better plan is possible and effort is left; if so, counts a step.
-    fn step(&mut self, best: &Found<'_>) -> bool {
+    /// How many steps may follow: none where no better plan is possible or no effort is left.
+    fn steps(&self, best: &Found<'_>) -> u32 {
         // Where operators wait little, there is little to gain.
         let waited: u64 = best.clock.late.iter().map(|l| l.2).sum();
         let done = match waited {
@@ -208,11 +209,21 @@ impl<'a, 'o> Search<'a, 'o> {
             _ if waited <= self.nominal.total / BUSY => self.half,
             _ => 0,
         };
-        if self.left <= done || (!best.key.0 && best.key.1 <= self.nominal.total) {
-            return false;
-        }
-        self.left -= 1;
-        true
+        let ideal = !best.key.0 && best.key.1 <= self.nominal.total;
+        if ideal { 0 } else { self.left.saturating_sub(done) }
+    }
+
+    /// Whether a step may follow; if so, counts it.
+    fn step(&mut self, best: &Found<'_>) -> bool {
+        let may = self.steps(best) > 0;
+        self.left -= u32::from(may);
+        may
+    }
+
+    /// How many of the next steps are made at once, of those that may follow. What the first one
+    /// that is better leaves behind is made again, so the number changes nothing but the time.
+    fn at_once(most: u32) -> usize {
+        width().min(usize::try_from(most).unwrap_or(usize::MAX))
     }
 
     fn choose(&self, variant: Variant, bans: &[Ban]) -> Found<'a> {
@@ -322,8 +333,8 @@ impl<'a, 'o> Search<'a, 'o> {
             ..Variant::FIRST
         });
         let lingering = lingering.into_iter().filter(|_| self.options.lingering);
-        for variant in streamed.into_iter().chain(lingering) {
-            let found = self.choose(variant, none);
+        let variants: Vec<Variant> = streamed.into_iter().chain(lingering).collect();
+        for found in in_parallel(variants.len(), |at| self.choose(variants[at], none)) {
             if found.key < best.key {
                 *best = found;
             }
@@ -336,19 +347,36 @@ impl<'a, 'o> Search<'a, 'o> {
         let mut tried = vec![best.variant];
         loop {
             let from = best.variant;
-            for turn in 0..from.neighbours().len() {
-                let variant = best.variant.neighbours()[turn];
+            let mut turn = 0;
+            loop {
                 // Without the switch it is the same again.
-                if variant.extend && !self.options.extend || tried.contains(&variant) {
-                    continue;
+                let same = |variant: &Variant| variant.extend && !self.options.extend;
+                let next: Vec<(usize, Variant)> = best
+                    .variant
+                    .neighbours()
+                    .into_iter()
+                    .enumerate()
+                    .skip(turn)
+                    .filter(|(_, variant)| !same(variant) && !tried.contains(variant))
+                    .take(width())
+                    .collect();
+                if next.is_empty() {
+                    break;
                 }
-                if self.left <= rest || !self.step(best) {
+                let most = self.steps(best).min(self.left.saturating_sub(rest));
+                if most == 0 {
                     return;
                 }
-                tried.push(variant);
-                let found = self.choose(variant, none);
-                if found.key < best.key {
-                    *best = found;
+                let count = Self::at_once(most).min(next.len());
+                let all = in_parallel(count, |at| self.choose(next[at].1, none));
+                for ((at, variant), found) in next.into_iter().zip(all) {
+                    self.left -= 1;
+                    tried.push(variant);
+                    turn = at + 1;
+                    if found.key < best.key {
+                        *best = found;
+                        break;
+                    }
                 }
             }
             if best.variant == from {
@@ -372,40 +400,52 @@ impl<'a, 'o> Search<'a, 'o> {
 
     /// What costs most may not be chosen again.
     fn exchange(&mut self, best: &mut Found<'a>) {
-        let mut tried: std::collections::BTreeSet<(TensorId, bool)> =
-            std::collections::BTreeSet::new();
+        let mut tried: BTreeSet<(TensorId, bool)> = BTreeSet::new();
         loop {
-            let mut dear: Vec<(u64, TensorId, bool)> =
-                best.clock.late.iter().map(|&(tensor, _, waited)| (waited, tensor, true)).collect();
-            for (&(_, tensor), chain) in &best.residencies.chains {
-                dear.push((
-                    chain.operators.iter().map(|id| self.given.latencies[id.index()].time.0).sum(),
-                    tensor,
-                    false,
-                ));
+            let mut next: Vec<(TensorId, bool)> = Vec::new();
+            let most = Self::at_once(self.steps(best));
+            for (tensor, swap) in self.dearest(best) {
+                if next.len() == most {
+                    break;
+                }
+                if !tried.contains(&(tensor, swap)) && !next.contains(&(tensor, swap)) {
+                    next.push((tensor, swap));
+                }
             }
-            dear.sort_unstable_by_key(|&(cost, tensor, swap)| {
-                (std::cmp::Reverse(cost), tensor, swap)
+            if next.is_empty() {
+                return;
+            }
+            let all = in_parallel(next.len(), |at| {
+                let (tensor, swap) = next[at];
+                let mut bans = best.bans.clone();
+                let ban = &mut bans[tensor.index()];
+                if swap {
+                    ban.swap = true
+                } else {
+                    ban.recompute = true
+                }
+                self.choose(best.variant, &bans)
             });
-            let Some(&(_, tensor, swap)) = dear.iter().find(|d| !tried.contains(&(d.1, d.2)))
-            else {
-                return;
-            };
-            tried.insert((tensor, swap));
-            let mut bans = best.bans.clone();
-            let ban = &mut bans[tensor.index()];
-            if swap {
-                ban.swap = true
-            } else {
-                ban.recompute = true
-            }
-            if !self.step(best) {
-                return;
-            }
-            let found = self.choose(best.variant, &bans);
-            if found.key < best.key {
-                *best = found;
+            for (change, found) in next.into_iter().zip(all) {
+                self.left -= 1;
+                tried.insert(change);
+                if found.key < best.key {
+                    *best = found;
+                    break;
+                }
             }
         }
+    }
+
+    /// What was chosen, the dearest first: tensors, and whether they are swapped or made again.
+    fn dearest(&self, best: &Found<'_>) -> impl Iterator<Item = (TensorId, bool)> + use<> {
+        let mut dear: Vec<(u64, TensorId, bool)> =
+            best.clock.late.iter().map(|&(tensor, _, waited)| (waited, tensor, true)).collect();
+        for (&(_, tensor), chain) in &best.residencies.chains {
+            let times = chain.operators.iter().map(|id| self.given.latencies[id.index()].time.0);
+            dear.push((times.sum(), tensor, false));
+        }
+        dear.sort_unstable_by_key(|&(cost, tensor, swap)| (Reverse(cost), tensor, swap));
+        dear.into_iter().map(|(_, tensor, swap)| (tensor, swap))
     }
 }

@@ -1,6 +1,8 @@
 //! The planner on a small network: forward, then backward over what forward kept.
 
-use super::improve::polish::{Linger, polish};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::improve::polish::{Judge, Linger, polish};
 use super::{Options, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
@@ -229,6 +231,45 @@ fn what_is_updated_last_leaves_in_the_next_forward() {
     assert_eq!((before.total, after.total), (20 * SIZE, 16 * SIZE));
 }
 
+/// Takes every change, and checks that it is within the target and better than the last taken.
+struct Taking<F> {
+    time: F,
+    target: u64,
+    best: u64,
+    quicker: u32,
+}
+
+impl<F: Fn(&Residencies<'_>) -> u64 + Sync> Judge for Taking<F> {
+    type Verdict = u64;
+
+    fn look(&self, found: &Residencies<'_>) -> Option<u64> {
+        let time = (self.time)(found);
+        assert!(found.load.peak().1 <= self.target, "{}", self.target);
+        assert!(time <= self.best, "{}: {time} after {}", self.target, self.best);
+        Some(time)
+    }
+
+    fn take(&mut self, time: u64) {
+        self.quicker += u32::from(time < self.best);
+        self.best = time;
+    }
+}
+
+/// Takes no change, and counts them.
+#[derive(Default)]
+struct Refusing(AtomicU32);
+
+impl Judge for Refusing {
+    type Verdict = ();
+
+    fn look(&self, _: &Residencies<'_>) -> Option<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    fn take(&mut self, (): ()) {}
+}
+
 #[test]
 fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
     let (graph, latencies) = (graph(), latencies());
@@ -242,24 +283,14 @@ fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
         }
         let time = |of: &Residencies<'_>| clock::run(of, &latencies, &LINK).total;
         for linger in [Linger::First, Linger::Last] {
-            let mut best = time(&residencies);
-            let mut more = 0;
-            // What is not taken does not count: another change must be better than the last taken.
-            polish([given, given], &options, &warm, linger, |found| {
-                assert!(found.load.peak().1 <= target, "{target}");
-                assert!(time(found) <= best, "{target}: {} after {best}", time(found));
-                more += u32::from(time(found) < best);
-                best = time(found);
-                true
-            });
-            quicker += more;
+            let mut taking = Taking { time: &time, target, best: time(&residencies), quicker: 0 };
+            polish([given, given], &options, &warm, linger, &mut taking);
+            quicker += taking.quicker;
             // There is something to be asked about just where something is taken.
-            let mut asked = 0;
-            polish([given, given], &options, &warm, linger, |_| {
-                asked += 1;
-                false
-            });
-            assert_eq!(asked > 0, more > 0, "{target}: {asked} asked, {more} taken");
+            let mut refusing = Refusing::default();
+            polish([given, given], &options, &warm, linger, &mut refusing);
+            let (asked, taken) = (refusing.0.into_inner(), taking.quicker);
+            assert_eq!(asked > 0, taken > 0, "{target}: {asked} asked, {taken} taken");
         }
     }
     assert!(quicker > 0, "no change was for the better");

@@ -19,6 +19,7 @@ use std::collections::BTreeSet;
 
 use super::{Found, OPERATORS, Search, Warm, share};
 use crate::neap::{Options, Variant};
+use crate::parallel::{in_parallel, width};
 use crate::planner::Given;
 use crate::residency::{Gap, Residencies, Swap};
 use crate::sim::engine::copy_time;
@@ -103,14 +104,27 @@ pub enum Linger {
     Last,
 }
 
+/// Decides which changes count.
+pub trait Judge: Sync {
+    /// What is known of a change that is better.
+    type Verdict: Send;
+
+    /// Looks at the decisions that a change comes to; `None` where they are no better than the
+    /// best. Several changes are looked at at once.
+    fn look(&self, residencies: &Residencies<'_>) -> Option<Self::Verdict>;
+
+    /// Makes a change the best.
+    fn take(&mut self, verdict: Self::Verdict);
+}
+
 /// Changes what a search chose for the first target, at the second one. What is quicker is taken if
-/// `takes` it.
+/// the judge finds it better.
 pub fn polish(
     given: [Given<'_>; 2],
     options: &Options,
     warm: &Warm,
     linger: Linger,
-    mut takes: impl FnMut(&Residencies<'_>) -> bool,
+    judge: &mut impl Judge,
 ) {
     let mut search = Search::new(&given[0], options);
     search.clock = warm.clock.clone();
@@ -127,18 +141,21 @@ pub fn polish(
     for raised in raised.iter().filter(|_| spread > 0 && !best.key.0) {
         let before = std::mem::replace(&mut search.given, raised);
         let found = search.choose_after(warm.variant, &warm.bans, Some(&warm.choices));
-        if found.key < best.key && takes(&found.residencies) {
+        if found.key < best.key
+            && let Some(verdict) = judge.look(&found.residencies)
+        {
+            judge.take(verdict);
             best = found;
             break;
         }
         search.given = before;
     }
-    if best.key.0 || linger == Linger::First && !search.linger(&mut best, &mut takes) {
+    if best.key.0 || linger == Linger::First && !search.linger(&mut best, judge) {
         return;
     }
-    while search.pass(&mut best, &mut takes) {}
-    if linger == Linger::Last && search.linger(&mut best, &mut takes) {
-        while search.pass(&mut best, &mut takes) {}
+    while search.pass(&mut best, judge) {}
+    if linger == Linger::Last && search.linger(&mut best, judge) {
+        while search.pass(&mut best, judge) {}
     }
 }
 
@@ -150,49 +167,82 @@ impl<'a> Search<'a, '_> {
         chooser.residencies.load.peak().1
     }
 
-    /// Lets tensors that leave last stay over the end. Whether that was for the better.
-    fn linger(
+    /// The best with other parameters or choices, if it is better by its key and by the judge.
+    fn better<J: Judge>(
         &self,
-        best: &mut Found<'a>,
-        takes: &mut impl FnMut(&Residencies<'_>) -> bool,
-    ) -> bool {
+        best: &Found<'a>,
+        variant: Variant,
+        choices: &[Choice],
+        judge: &J,
+    ) -> Option<(Found<'a>, J::Verdict)> {
+        let found = self.choose_after(variant, &best.bans, Some(choices));
+        let quicker = found.key < best.key;
+        let verdict = quicker.then(|| judge.look(&found.residencies)).flatten()?;
+        Some((found, verdict))
+    }
+
+    /// Lets tensors that leave last stay over the end. Whether that was for the better.
+    fn linger(&self, best: &mut Found<'a>, judge: &mut impl Judge) -> bool {
         if best.variant.linger > 0 || !self.options.linger {
             return false;
         }
         let before = best.key;
-        for linger in LINGERING {
-            let variant = Variant { linger, ..best.variant };
-            let found = self.choose_after(variant, &best.bans, Some(&best.choices));
-            if found.key < best.key && takes(&found.residencies) {
-                *best = found;
+        let mut turn = 0;
+        while turn < LINGERING.len() {
+            let next = &LINGERING[turn..LINGERING.len().min(turn + width())];
+            let all = in_parallel(next.len(), |at| {
+                let variant = Variant { linger: next[at], ..best.variant };
+                self.better(best, variant, &best.choices, judge)
+            });
+            for found in all {
+                turn += 1;
+                if let Some((found, verdict)) = found {
+                    judge.take(verdict);
+                    *best = found;
+                    break;
+                }
             }
         }
         best.key < before
     }
 
     /// Every change once, the dearest first. Whether one of them was for the better.
-    fn pass(
-        &mut self,
-        best: &mut Found<'a>,
-        takes: &mut impl FnMut(&Residencies<'_>) -> bool,
-    ) -> bool {
+    fn pass(&mut self, best: &mut Found<'a>, judge: &mut impl Judge) -> bool {
         let mut tried: BTreeSet<(TensorId, u32, Change)> = BTreeSet::new();
         let before = best.key;
         loop {
-            let changes = self.changes(best);
-            let next = changes.into_iter().find(|&(_, at, change)| {
+            let most = Self::at_once(self.left.max(1));
+            // `None` stands for a change that makes no sense.
+            let mut next: Vec<((TensorId, u32, Change), Option<Vec<Choice>>)> = Vec::new();
+            let mut count = 0;
+            for (_, at, change) in self.changes(best) {
+                if count == most {
+                    break;
+                }
                 let Choice { tensor, until, .. } = best.choices[at];
-                tried.insert((tensor, until, change))
-            });
-            let Some((_, at, change)) = next else { break };
-            let Some(choices) = self.changed(best, at, change) else { continue };
+                if !tried.contains(&(tensor, until, change)) {
+                    let choices = self.changed(best, at, change);
+                    count += usize::from(choices.is_some());
+                    next.push(((tensor, until, change), choices));
+                }
+            }
+            if count == 0 {
+                break;
+            }
             if self.left == 0 || best.key.1 <= self.nominal.total {
                 return false;
             }
-            self.left -= 1;
-            let found = self.choose_after(best.variant, &best.bans, Some(&choices));
-            if found.key < best.key && takes(&found.residencies) {
-                *best = found;
+            let all = in_parallel(next.len(), |at| {
+                self.better(best, best.variant, next[at].1.as_ref()?, judge)
+            });
+            for ((change, choices), found) in next.into_iter().zip(all) {
+                tried.insert(change);
+                self.left -= u32::from(choices.is_some());
+                if let Some((found, verdict)) = found {
+                    judge.take(verdict);
+                    *best = found;
+                    break;
+                }
             }
         }
         best.key < before
