@@ -6,43 +6,46 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 thread_local! {
-    /// This thread is one of several that share the cores.
-    static SHARES: Cell<bool> = const { Cell::new(false) };
+    /// The cores that this thread may use; zero where it is not one of several.
+    static CORES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// How many threads [`in_parallel`] uses here: one for each core, or one alone within another call,
-/// which has the cores already.
+/// How many threads [`in_parallel`] uses here: one for each core, and within another call as many
+/// as each of that call's threads has cores.
 #[must_use]
 pub fn width() -> usize {
-    if SHARES.get() { 1 } else { thread::available_parallelism().map_or(1, NonZero::get) }
-}
-
-/// Marks a thread as one of several until it is dropped.
-struct Sharing;
-
-impl Sharing {
-    fn begin() -> Self {
-        SHARES.set(true);
-        Self
+    match CORES.get() {
+        0 => thread::available_parallelism().map_or(1, NonZero::get),
+        cores => cores,
     }
 }
 
-impl Drop for Sharing {
+/// Gives a thread some of the cores until this is dropped.
+struct Cores(usize);
+
+impl Cores {
+    fn of(cores: usize) -> Self {
+        Self(CORES.replace(cores.max(1)))
+    }
+}
+
+impl Drop for Cores {
     fn drop(&mut self) {
-        SHARES.set(false);
+        CORES.set(self.0);
     }
 }
 
 /// Runs `work(0)` to `work(count - 1)` on all cores. Results are in that order.
 pub fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let workers = width().min(count);
+    let all = width();
+    let workers = all.min(count);
     if workers <= 1 {
         return (0..count).map(work).collect();
     }
     let next = AtomicUsize::new(0);
     let mut all: Vec<(usize, T)> = thread::scope(|scope| {
         let run = || {
-            let _sharing = Sharing::begin();
+            let _cores = Cores::of(all / workers);
             let mut mine = Vec::new();
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
@@ -71,12 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_within_work_uses_one_thread() {
-        let squares = in_parallel(9, |at| (at * at, width()));
+    fn work_within_work_shares_the_cores() {
         let cores = width();
-        assert!(squares.iter().map(|of| of.0).eq((0..9).map(|at| at * at)));
-        assert!(squares.iter().all(|of| of.1 == 1) || cores == 1);
-        // One alone has all cores.
-        assert_eq!(in_parallel(1, |_| width()), [cores]);
+        for count in [1, 2, 9] {
+            let squares = in_parallel(count, |at| (at * at, width()));
+            assert!(squares.iter().map(|of| of.0).eq((0..count).map(|at| at * at)));
+            let each = (cores / cores.min(count)).max(1);
+            assert!(squares.iter().all(|of| of.1 == each), "{count}: {squares:?} of {cores}");
+            assert_eq!(width(), cores);
+        }
     }
 }

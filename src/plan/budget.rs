@@ -34,6 +34,7 @@ use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::device::{Link, Profile};
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
+use crate::parallel::in_parallel;
 use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
 use crate::sim::reserved::{self, Framework, Reserved};
@@ -232,27 +233,29 @@ pub(super) fn within(
     let own = alone(request, &liveness, framework, None, &mut None);
     let fails = matches!(own, Err(PlanError::Infeasible(_)));
     let mut best = own;
-    for method in if fails { request.method.portfolio() } else { Vec::new() } {
-        let asked = method.clone();
-        let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.plan.figures.iteration_ns);
-        let mut other = match alone(
-            &Request { method, ..request.clone() },
-            &liveness,
-            framework,
-            Some(rival),
-            &mut None,
-        ) {
-            Ok(other) => other,
+    let mut methods = if fails { request.method.portfolio() } else { Vec::new() };
+    let with = |method: &Method| Request { method: method.clone(), ..request.clone() };
+    methods.retain(|method| proof::floor(&with(method), &liveness) <= request.budget);
+    let made = in_parallel(methods.len(), |at| {
+        let request = with(&methods[at]);
+        alone(&request, &liveness, framework, Some(Nanos(u64::MAX)), &mut None)
+    });
+    for (method, made) in methods.iter().zip(made) {
+        match made {
+            Ok(mut other) => {
+                let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.run.iteration);
+                if other.run.iteration < rival {
+                    stand_in(request, &mut other, method);
+                    best = Ok(other);
+                }
+            }
             Err(PlanError::Infeasible(no)) => {
                 if let Err(PlanError::Infeasible(own)) = &mut best {
                     own.lowest = own.lowest.min(no.lowest);
                 }
-                continue;
             }
             Err(defect) => return Err(defect),
-        };
-        stand_in(request, &mut other, &asked);
-        best = Ok(other);
+        }
     }
     best
 }

@@ -61,18 +61,26 @@ impl Load {
             low /= 2;
             high /= 2;
         }
-        while first > 1 {
+        while first != last {
             (first, last) = (first / 2, last / 2);
             self.anew(first);
             if last != first {
                 self.anew(last);
             }
         }
+        // Above all that was added to, a node that stays as it was ends the change.
+        while first > 1 {
+            first /= 2;
+            if !self.anew(first) {
+                return;
+            }
+        }
     }
 
-    fn anew(&mut self, node: usize) {
-        self.most[node] =
-            self.most[2 * node].max(self.most[2 * node + 1]).wrapping_add(self.add[node]);
+    /// Whether the node has another sum than before.
+    fn anew(&mut self, node: usize) -> bool {
+        let most = self.most[2 * node].max(self.most[2 * node + 1]).wrapping_add(self.add[node]);
+        std::mem::replace(&mut self.most[node], most) != most
     }
 
     fn whole(&mut self, node: usize, by: i64) {

@@ -1,10 +1,11 @@
 //! The lowest plan, whatever it costs in time.
 
 use super::{
-    PlanError, Planned, Request, alone, finish, placed, rungs, simulated, stand_in, within,
+    PlanError, Planned, Request, alone, finish, placed, proof, rungs, simulated, stand_in, within,
 };
 use crate::job::liveness::Liveness;
 use crate::method::Method;
+use crate::parallel::in_parallel;
 use crate::planner::{Given, Memory};
 use crate::sim::program::Program;
 use crate::sim::reserved::Framework;
@@ -117,36 +118,50 @@ fn lowest(
     let quick = request.method.quick();
     for method in quick.narrow().into_iter().chain([quick]).rev().chain(request.method.portfolio())
     {
+        let own = method.name() == request.method.name();
         let mut memory = None;
-        let mut at = |target: u64, best: &mut Option<Planned>| -> Result<bool, PlanError> {
-            let found = reached(request, liveness, framework, &method, target, &mut memory)?;
-            let lower = |p: &Planned| best.as_ref().is_none_or(|b| p.bound() < b.bound());
-            let Some(mut planned) = found.filter(lower) else { return Ok(false) };
-            stand_in(request, &mut planned, &method);
-            *best = Some(planned);
-            Ok(true)
+        // The last of the targets at which a plan lower than those before it was found.
+        let mut at = |targets: &[u64], best: &mut Option<Planned>| {
+            let bound =
+                |best: &Option<Planned>| best.as_ref().map_or(Bytes(u64::MAX), Planned::bound);
+            let look = |target: u64, memory: &mut Memory| {
+                reached(request, liveness, framework, &method, target, memory)
+            };
+            // The search of the planner itself goes on from target to target.
+            let count = if own { 0 } else { targets.len() };
+            let mut ahead = in_parallel(count, |at| look(targets[at], &mut None)).into_iter();
+            let mut last = None;
+            for &target in targets {
+                let found = match ahead.next() {
+                    Some(found) => found?,
+                    None => look(target, &mut memory)?,
+                };
+                if let Some(mut planned) = found.filter(|p| p.bound() < bound(best)) {
+                    stand_in(request, &mut planned, &method);
+                    *best = Some(planned);
+                    last = Some(target);
+                }
+            }
+            Ok::<_, PlanError>(last)
         };
         // Another planner is asked on only where it gets lower with one of these.
-        if method.name() != request.method.name() && best.is_some() {
-            let bound = best.as_ref().map_or(floor, |b| b.bound().0);
-            if !at(bound - bound / 256, &mut best)? && !at(floor, &mut best)? {
+        if !own && let Some(bound) = best.as_ref().map(|b| b.bound().0) {
+            let asked = Request { method: method.clone(), ..request.clone() };
+            if proof::floor(&asked, liveness).0 >= bound {
+                continue;
+            }
+            let lower = at(&[bound - bound / 256], &mut best)?;
+            if lower.is_none() && at(&[floor], &mut best)?.is_none() {
                 continue;
             }
         }
-        let (mut around, mut step) = (floor, range / TARGETS);
-        for part in (0..TARGETS).rev() {
-            let target = floor + range / TARGETS * part;
-            if at(target, &mut best)? {
-                around = target;
-            }
-        }
+        let all: Vec<u64> = (0..TARGETS).rev().map(|part| floor + range / TARGETS * part).collect();
+        let mut around = at(&all, &mut best)?.unwrap_or(floor);
+        let mut step = range / TARGETS;
         for _ in 0..CLOSER {
             step /= 2;
-            for target in [around.saturating_sub(step).max(floor), around + step] {
-                if at(target, &mut best)? {
-                    around = target;
-                }
-            }
+            let both = [around.saturating_sub(step).max(floor), around + step];
+            around = at(&both, &mut best)?.unwrap_or(around);
         }
     }
     Ok(best)

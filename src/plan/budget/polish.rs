@@ -54,7 +54,8 @@ impl Basis {
 /// Added time beyond this part of the unplanned time is worth polishing.
 const SLOW: u64 = 64;
 
-fn slow(planned: &Planned) -> bool {
+/// Whether there is enough to gain.
+pub(super) fn slow(planned: &Planned) -> bool {
     let unplanned = planned.plan.figures.unplanned_iteration_ns.0;
     planned.run.iteration.0 > unplanned + unplanned / SLOW
 }

@@ -57,6 +57,11 @@ impl Proof {
     }
 }
 
+/// What no plan of the request's planner is below.
+pub(super) fn floor(request: &Request<'_>, liveness: &Liveness) -> Bytes {
+    Proof::of(request, liveness).floor
+}
+
 /// The refusal of a budget that is below what must be on the device beside the operator that takes
 /// most; `None` where that proves nothing. The least that is reached is looked for with little
 /// effort.

@@ -3,8 +3,8 @@
 //! The planners are greedy, so a tighter budget sometimes has the quicker plan. Tighter budgets are
 //! therefore tried too, on *rungs*: fixed shares of the unplanned peak. What is found on a rung
 //! depends on the rung alone, and a rung is passed over only where the lower bound proves that
-//! nothing there is quicker ([`Bounds::exceeds`]). It is polished ([`mod@super::polish`]) only where
-//! that can make it the quickest, given that polishing never gained an eighth
+//! nothing there is quicker ([`Bounds::exceeds`]). A plan is polished ([`mod@super::polish`]) only
+//! where that can make it the quickest, given that polishing never gained an eighth
 //! ([`neap::improve::polish::MOST`]). So
 //! - of two budgets on rungs, the looser one never has the slower plan;
 //! - no budget has a slower plan than the rungs below it;
@@ -12,12 +12,13 @@
 //!
 //! Where the plan takes no longer than the unplanned job, nothing is tried.
 
-use super::polish::polish;
+use super::polish::{polish, slow};
 use super::{Infeasible, PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
 use crate::bound::Bounds;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
 use crate::neap;
+use crate::parallel::in_parallel;
 use crate::units::{Bytes, Nanos};
 
 /// The number of parts into which the rungs divide the unplanned peak of the framework's order.
@@ -44,14 +45,53 @@ fn parts_below(peak: Bytes, budget: Bytes, parts: u64) -> impl Iterator<Item = B
     (1..=parts).rev().map(part).filter(move |part| *part < budget)
 }
 
-/// The plan for a budget by itself. Where operators wait long for the link, a greedy choice at a
-/// somewhat tighter budget is often the better one.
+/// The plan for a budget by itself. Where it is slow, it is also made without dead inputs that live
+/// on ([`neap::Options::extend`]): that search goes other ways, and often better ones.
 fn on_rung(
     request: &Request<'_>,
     liveness: &Liveness,
     rival: Option<Nanos>,
 ) -> Result<Planned, PlanError> {
-    let mut best = within(request, None)?;
+    let first = within(request, None)?;
+    if !slow(&first) {
+        return Ok(first);
+    }
+    let Method::Neap(options) = &request.method else {
+        return improved(request, liveness, rival, first);
+    };
+    // Slower than this it can't become the quicker one.
+    let time = first.run.iteration.0;
+    let limit = Nanos(time.saturating_add(time / neap::improve::polish::MOST));
+    let ways = if options.extend && options.recompute { 2 } else { 1 };
+    let made = in_parallel(ways, |way| {
+        if way == 0 {
+            return improved(request, liveness, rival, first.clone()).map(Some);
+        }
+        let method = Method::Neap(neap::Options { extend: false, ..options.clone() });
+        let request = Request { method, ..request.clone() };
+        match alone(&request, liveness, None, Some(limit), &mut None) {
+            Ok(planned) => improved(&request, liveness, rival, planned).map(Some),
+            Err(PlanError::Infeasible(_)) => Ok(None),
+            Err(defect) => Err(defect),
+        }
+    });
+    let mut best = first;
+    for planned in made {
+        if let Some(planned) = planned?.filter(|p| p.run.iteration < best.run.iteration) {
+            best = planned;
+        }
+    }
+    Ok(best)
+}
+
+/// The plan or a quicker one for the same budget. Where operators wait long for the link, a greedy
+/// choice at a somewhat tighter budget is often the better one.
+fn improved(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    rival: Option<Nanos>,
+    mut best: Planned,
+) -> Result<Planned, PlanError> {
     let few = request.graph.operators.len() <= LOOKED_AT_FOR;
     let looked_at = if few { LOOKED_AT } else { 0 };
     for budget in parts_below(liveness.peak, request.budget, FINE).take(looked_at) {
@@ -59,11 +99,7 @@ fn on_rung(
             break;
         }
         let tighter = Request { budget, ..request.clone() };
-        match alone(&tighter, liveness, None, Some(best.run.iteration), &mut None) {
-            Ok(planned) => best = planned,
-            Err(PlanError::Infeasible(_)) => {}
-            Err(defect) => return Err(defect),
-        }
+        take_quicker(&tighter, liveness, &mut best)?;
     }
     // Its start is often the better one and its end the worse one, so it is a plan of its own.
     if let Method::Neap(options) = &request.method
@@ -71,14 +107,23 @@ fn on_rung(
         && waits(&best)
     {
         let method = Method::Neap(neap::Options { lingering: true, ..options.clone() });
-        let lingering = Request { method, ..request.clone() };
-        match alone(&lingering, liveness, None, Some(best.run.iteration), &mut None) {
-            Ok(planned) => best = planned,
-            Err(PlanError::Infeasible(_)) => {}
-            Err(defect) => return Err(defect),
-        }
+        take_quicker(&Request { method, ..request.clone() }, liveness, &mut best)?;
     }
     polish(request, liveness, rival, best)
+}
+
+/// Takes what a request comes to by itself, if that is quicker than the best.
+fn take_quicker(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    best: &mut Planned,
+) -> Result<(), PlanError> {
+    match alone(request, liveness, None, Some(best.run.iteration), &mut None) {
+        Ok(planned) => *best = planned,
+        Err(PlanError::Infeasible(_)) => {}
+        Err(defect) => return Err(defect),
+    }
+    Ok(())
 }
 
 /// The quickest of the plans for the budget and for the rungs below it. With the time of another
