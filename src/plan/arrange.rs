@@ -186,12 +186,47 @@ fn in_two_orders(
             other => other,
         };
     }
+    if framework.is_none() {
+        return the_likely_one_first(request, &candidate);
+    }
     let own = own(None);
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
     if time(&own).is_some_and(|own| own <= unplanned) {
         return own;
     }
     let other = other(time(&own));
+    quicker(own, other)
+}
+
+/// For an arena. The order whose first plan is the quicker one goes first, so that less is tried
+/// for the other.
+fn the_likely_one_first(
+    request: &Request<'_>,
+    candidate: &Candidate,
+) -> Result<Arranged, PlanError> {
+    let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
+    let is_ideal = |time: Option<Nanos>| time.is_some_and(|time| time <= unplanned);
+    let make_own = |first, rival| budget::make_of(request, first, rival).map(alone);
+    let own = budget::First::of(request);
+    if is_ideal(own.time()) {
+        return make_own(own, None);
+    }
+    let arranged = candidate.request(request);
+    let make_other = |first, rival| {
+        let planned = budget::make_of(&arranged, first, rival)?;
+        Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
+    };
+    let other = budget::First::of(&arranged);
+    if other.time().is_some_and(|other| own.time().is_none_or(|own| other < own)) {
+        let other = make_other(other, None);
+        let own = make_own(own, time(&other));
+        return quicker(own, other);
+    }
+    let own = make_own(own, None);
+    if is_ideal(time(&own)) {
+        return own;
+    }
+    let other = make_other(other, time(&own));
     quicker(own, other)
 }
 

@@ -183,12 +183,12 @@ pub(super) fn make_against(
     framework: Option<&Framework>,
     other: Option<Nanos>,
 ) -> Result<Planned, PlanError> {
+    if framework.is_none() {
+        return make_of(request, First::of(request), other);
+    }
     let liveness = Liveness::of(request.graph);
     if let Some(no) = proof::refusal(request, &liveness, framework)? {
         return Err(PlanError::Infeasible(no));
-    }
-    if framework.is_none() {
-        return rungs::make(request, &liveness, other);
     }
     let mut no = match within(request, framework) {
         Err(PlanError::Infeasible(no)) => no,
@@ -203,9 +203,47 @@ pub(super) fn make_against(
     }
 }
 
+/// What is planned at first for a budget of an arena: a plan, or why there is none.
+pub(super) struct First {
+    made: Result<Planned, PlanError>,
+    /// It is proved that no plan is within the budget.
+    proved: bool,
+}
+
+impl First {
+    pub(super) fn of(request: &Request<'_>) -> Self {
+        match proof::refusal(request, &Liveness::of(request.graph), None) {
+            Ok(Some(no)) => Self { made: Err(PlanError::Infeasible(no)), proved: true },
+            Ok(None) => Self { made: within(request, None), proved: false },
+            Err(defect) => Self { made: Err(defect), proved: true },
+        }
+    }
+
+    /// The plan's time.
+    pub(super) fn time(&self) -> Option<Nanos> {
+        self.made.as_ref().ok().map(|planned| planned.run.iteration)
+    }
+}
+
+/// The quickest plan that is found from a first one on. With the time of a plan that another order
+/// of the job has within the same budget, plans that are no quicker are not looked for.
+///
+/// # Errors
+/// As [`make`].
+pub(super) fn make_of(
+    request: &Request<'_>,
+    first: First,
+    other: Option<Nanos>,
+) -> Result<Planned, PlanError> {
+    if first.proved {
+        return first.made;
+    }
+    rungs::make(request, &Liveness::of(request.graph), first.made, other)
+}
+
 /// The plan, or a quicker one in which single choices of it are changed.
 pub(super) fn polished(request: &Request<'_>, planned: Planned) -> Result<Planned, PlanError> {
-    polish::polish(request, &Liveness::of(request.graph), None, planned)
+    polish::polish(request, &Liveness::of(request.graph), planned)
 }
 
 /// A plan for a tighter budget as one for this budget.

@@ -60,16 +60,13 @@ pub(super) fn slow(planned: &Planned) -> bool {
     planned.run.iteration.0 > unplanned + unplanned / SLOW
 }
 
-/// The plan or a quicker one, if that may be quicker than the rival.
+/// The plan or a quicker one.
 pub(super) fn polish(
     request: &Request<'_>,
     liveness: &Liveness,
-    rival: Option<Nanos>,
     mut best: Planned,
 ) -> Result<Planned, PlanError> {
-    let time = best.run.iteration.0;
-    let hopeless = rival.is_some_and(|rival| time - time / polish::MOST >= rival.0);
-    let worth = slow(&best) && !hopeless;
+    let worth = slow(&best);
     let Some(basis) = best.basis.take().filter(|basis| basis.options.polish && worth) else {
         return Ok(best);
     };

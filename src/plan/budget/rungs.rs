@@ -18,6 +18,7 @@ use crate::bound::Bounds;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
 use crate::neap;
+use crate::neap::improve::polish;
 use crate::parallel::in_parallel;
 use crate::units::{Bytes, Nanos};
 
@@ -45,32 +46,44 @@ fn parts_below(peak: Bytes, budget: Bytes, parts: u64) -> impl Iterator<Item = B
     (1..=parts).rev().map(part).filter(move |part| *part < budget)
 }
 
-/// The plan for a budget by itself. Where it is slow, it is also made without dead inputs that live
-/// on ([`neap::Options::extend`]): that search goes other ways, and often better ones.
+/// No plan of a search got quicker by more than this part of its time by all that is tried beside
+/// it; 14 % was the most.
+const MOST: u64 = 4;
+
+/// Even with an `n`th less time it is no quicker than the rival.
+fn hopeless(planned: &Planned, n: u64, rival: Option<Nanos>) -> bool {
+    let time = planned.run.iteration.0;
+    rival.is_some_and(|rival| time - time / n >= rival.0)
+}
+
+/// What comes of the plan that was made at first for a budget. Where it is slow, the job is also
+/// planned without dead inputs that live on ([`neap::Options::extend`]): that search goes other
+/// ways, and often better ones.
 fn on_rung(
     request: &Request<'_>,
     liveness: &Liveness,
     rival: Option<Nanos>,
+    first: Planned,
 ) -> Result<Planned, PlanError> {
-    let first = within(request, None)?;
-    if !slow(&first) {
+    if !slow(&first) || hopeless(&first, MOST, rival) {
         return Ok(first);
     }
+    // What is not below this does not get below the rival by polishing.
+    let most = rival.map_or(u64::MAX, |r| r.0.saturating_add(r.0 / (polish::MOST - 1)));
     let Method::Neap(options) = &request.method else {
-        return improved(request, liveness, rival, first);
+        return improved(request, liveness, rival, (first, most));
     };
-    // Slower than this it can't become the quicker one.
     let time = first.run.iteration.0;
-    let limit = Nanos(time.saturating_add(time / neap::improve::polish::MOST));
+    let limit = Nanos(most.min(time.saturating_add(time / polish::MOST)));
     let ways = if options.extend && options.recompute { 2 } else { 1 };
     let made = in_parallel(ways, |way| {
         if way == 0 {
-            return improved(request, liveness, rival, first.clone()).map(Some);
+            return improved(request, liveness, rival, (first.clone(), most)).map(Some);
         }
         let method = Method::Neap(neap::Options { extend: false, ..options.clone() });
         let request = Request { method, ..request.clone() };
         match alone(&request, liveness, None, Some(limit), &mut None) {
-            Ok(planned) => improved(&request, liveness, rival, planned).map(Some),
+            Ok(planned) => improved(&request, liveness, rival, (planned, most)).map(Some),
             Err(PlanError::Infeasible(_)) => Ok(None),
             Err(defect) => Err(defect),
         }
@@ -84,22 +97,31 @@ fn on_rung(
     Ok(best)
 }
 
-/// The plan or a quicker one for the same budget. Where operators wait long for the link, a greedy
-/// choice at a somewhat tighter budget is often the better one.
+/// The plan or a quicker one for the same budget, if that takes less time than `most`. Where
+/// operators wait long for the link, a greedy choice at a somewhat tighter budget is often the
+/// better one.
 fn improved(
     request: &Request<'_>,
     liveness: &Liveness,
     rival: Option<Nanos>,
-    mut best: Planned,
+    (mut best, most): (Planned, u64),
 ) -> Result<Planned, PlanError> {
+    let take_quicker = |request: &Request<'_>, best: &mut Planned| {
+        let limit = Nanos(best.run.iteration.0.min(most));
+        match alone(request, liveness, None, Some(limit), &mut None) {
+            Ok(planned) => *best = planned,
+            Err(PlanError::Infeasible(_)) => {}
+            Err(defect) => return Err(defect),
+        }
+        Ok(())
+    };
     let few = request.graph.operators.len() <= LOOKED_AT_FOR;
     let looked_at = if few { LOOKED_AT } else { 0 };
     for budget in parts_below(liveness.peak, request.budget, FINE).take(looked_at) {
         if !waits(&best) {
             break;
         }
-        let tighter = Request { budget, ..request.clone() };
-        take_quicker(&tighter, liveness, &mut best)?;
+        take_quicker(&Request { budget, ..request.clone() }, &mut best)?;
     }
     // Its start is often the better one and its end the worse one, so it is a plan of its own.
     if let Method::Neap(options) = &request.method
@@ -107,38 +129,28 @@ fn improved(
         && waits(&best)
     {
         let method = Method::Neap(neap::Options { lingering: true, ..options.clone() });
-        take_quicker(&Request { method, ..request.clone() }, liveness, &mut best)?;
+        take_quicker(&Request { method, ..request.clone() }, &mut best)?;
     }
-    polish(request, liveness, rival, best)
-}
-
-/// Takes what a request comes to by itself, if that is quicker than the best.
-fn take_quicker(
-    request: &Request<'_>,
-    liveness: &Liveness,
-    best: &mut Planned,
-) -> Result<(), PlanError> {
-    match alone(request, liveness, None, Some(best.run.iteration), &mut None) {
-        Ok(planned) => *best = planned,
-        Err(PlanError::Infeasible(_)) => {}
-        Err(defect) => return Err(defect),
+    if hopeless(&best, polish::MOST, rival) {
+        return Ok(best);
     }
-    Ok(())
+    polish(request, liveness, best)
 }
 
 /// The quickest of the plans for the budget and for the rungs below it. With the time of another
-/// plan, what is proved to be no quicker is not looked for.
+/// plan, what is proved to be no quicker is not looked for. `first` is what [`within`] made.
 pub(super) fn make(
     request: &Request<'_>,
     liveness: &Liveness,
+    first: Result<Planned, PlanError>,
     other: Option<Nanos>,
 ) -> Result<Planned, PlanError> {
     let asked = request.budget;
     // As rungs are, so that a budget which is one by its blocks is not looked at twice.
     let request = &Request { budget: Bytes(asked.0 / 512 * 512), ..request.clone() };
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
-    let (mut best, mut refusal) = match on_rung(request, liveness, other) {
-        Ok(planned) => (Some(planned), None),
+    let (mut best, mut refusal) = match first {
+        Ok(planned) => (Some(on_rung(request, liveness, other, planned)?), None),
         Err(PlanError::Infeasible(no)) => (None, Some(no)),
         Err(defect) => return Err(defect),
     };
@@ -160,7 +172,7 @@ pub(super) fn make(
         (!done(&best)).then(|| Bounds::new(request.graph, request.latencies, &request.device.link));
     let time = |best: &Option<Planned>| best.as_ref().map(|b| b.run.iteration);
     // No plan within so few bytes is quicker than the best.
-    let hopeless = |best: &Option<Planned>, budget: Bytes| {
+    let too_low = |best: &Option<Planned>, budget: Bytes| {
         let time = time(best).into_iter().chain(other).min();
         let added = time.map(|time| Nanos(time.0.saturating_sub(unplanned.0 + 1)));
         let proof = bounds.as_ref().zip(added);
@@ -168,12 +180,16 @@ pub(super) fn make(
             || proof.is_some_and(|(bounds, added)| bounds.exceeds(added, budget))
     };
     for budget in below(request, request.budget) {
-        if done(&best) || budget < reached.unwrap_or_default() || hopeless(&best, budget) {
+        if done(&best) || budget < reached.unwrap_or_default() || too_low(&best, budget) {
             break;
         }
         let rival = time(&best).into_iter().chain(other).min();
-        match on_rung(&Request { budget, ..request.clone() }, liveness, rival) {
-            Ok(planned) => take(request, &mut best, Some(planned)),
+        let rung = Request { budget, ..request.clone() };
+        match within(&rung, None) {
+            Ok(planned) => {
+                let planned = on_rung(&rung, liveness, rival, planned)?;
+                take(request, &mut best, Some(planned));
+            }
             Err(PlanError::Infeasible(_)) if reached.is_none() => {
                 reached = Some(anywhere(&mut best)?);
             }
