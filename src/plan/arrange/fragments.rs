@@ -12,6 +12,7 @@ use crate::job::arrange::{Arrangement, Moved, Pieces, splittable};
 use crate::job::{Graph, Operator, Role};
 use crate::method::Method;
 use crate::neap;
+use crate::parallel::in_parallel;
 use crate::sim::reserved::Framework;
 use crate::units::{Bytes, Nanos, OpId};
 
@@ -130,8 +131,8 @@ fn in_the_arena(
     Ok(best)
 }
 
-/// The quickest plan with any of the pieces that takes less time than `rival`. When one takes no
-/// more than `enough`, no other is looked for.
+/// The quickest plan with any of the pieces that takes less time than `rival`. When the first one
+/// takes no more than `enough`, no other is looked for; otherwise all others are, at once.
 fn cut(
     request: &Request<'_>,
     framework: &Framework,
@@ -140,37 +141,59 @@ fn cut(
     enough: u64,
 ) -> Result<Option<Arranged>, PlanError> {
     let Method::Neap(options) = &request.method else { return Ok(None) };
-    let mut best: Option<Arranged> = None;
-    let mut tried = Vec::new();
+    let mut arrangements: Vec<Arrangement> = Vec::new();
     for cut in CUTS.into_iter().filter(|cut| options.split || matches!(cut, Cut::Not)) {
-        let rival = best.as_ref().map_or(rival, |best| best.planned.run.iteration);
-        if rival.0 <= enough {
-            break;
-        }
         let pieces = match cut {
             Cut::Alike(bytes) => pieces(request.graph, bytes),
             Cut::Equal(bytes) => equal(request.graph, bytes),
             Cut::Not => Vec::new(),
         };
         let arrangement = Arrangement { order: order.to_vec(), pieces };
-        if arrangement.is_empty() || tried.contains(&arrangement) {
-            continue;
+        if !arrangement.is_empty() && !arrangements.contains(&arrangement) {
+            arrangements.push(arrangement);
         }
-        if let Some(candidate) = Candidate::new(request, &arrangement) {
-            let few = request.graph.operators.len() <= SMALL || tried.len() < MENDED;
-            let request = candidate.request(request);
-            let gain = if options.polish { rival.0 / POLISHED } else { 0 };
-            let limit = Nanos(rival.0.saturating_add(gain));
-            if let Some(planned) = budget::quicker_for(&request, framework, limit, few)? {
-                let planned = budget::polished(&request, planned)?;
-                if planned.run.iteration < rival {
-                    best = Some(Arranged { planned, graph: Some(candidate.graph) });
-                }
+    }
+    let mut best: Option<Arranged> = None;
+    for turns in [0..arrangements.len().min(1), 1..arrangements.len()] {
+        let rival = best.as_ref().map_or(rival, |best| best.planned.run.iteration);
+        if rival.0 <= enough {
+            break;
+        }
+        let found = in_parallel(turns.len(), |at| {
+            let turn = turns.start + at;
+            let few = request.graph.operators.len() <= SMALL || turn < MENDED;
+            with(request, framework, &arrangements[turn], rival, few)
+        });
+        for found in found {
+            let rival = best.as_ref().map_or(rival, |best| best.planned.run.iteration);
+            if let Some(found) = found?.filter(|found| found.planned.run.iteration < rival) {
+                best = Some(found);
             }
         }
-        tried.push(arrangement);
     }
     Ok(best)
+}
+
+/// The quickest plan with an order and pieces that takes less time than `rival`, polished.
+fn with(
+    request: &Request<'_>,
+    framework: &Framework,
+    arrangement: &Arrangement,
+    rival: Nanos,
+    mend: bool,
+) -> Result<Option<Arranged>, PlanError> {
+    let Method::Neap(options) = &request.method else { return Ok(None) };
+    let Some(candidate) = Candidate::new(request, arrangement) else { return Ok(None) };
+    let request = candidate.request(request);
+    let gain = if options.polish { rival.0 / POLISHED } else { 0 };
+    let limit = Nanos(rival.0.saturating_add(gain));
+    let Some(planned) = budget::quicker_for(&request, framework, limit, mend)? else {
+        return Ok(None);
+    };
+    let planned = budget::polished(&request, planned)?;
+    let is_quicker = planned.run.iteration < rival;
+    let graph = Some(candidate.graph);
+    Ok(is_quicker.then_some(Arranged { planned, graph }))
 }
 
 /// Updates in pieces whose largest state has `bytes`; the last piece of each has the rest.
