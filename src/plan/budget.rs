@@ -10,6 +10,7 @@
 
 mod apart;
 mod blocked;
+mod first;
 mod mend;
 mod minimum;
 mod polish;
@@ -25,6 +26,7 @@ use super::emit::Emitted;
 use super::method::Method;
 use super::planner::{Given, Memory};
 use super::{pinned, place};
+pub(super) use first::{First, make_of};
 pub use minimum::{minimum, minimum_for};
 pub(crate) use reserve::quicker_for;
 pub(super) use written::on_device;
@@ -201,44 +203,6 @@ pub(super) fn make_against(
             Err(PlanError::Infeasible(no))
         }
     }
-}
-
-/// What is planned at first for a budget of an arena: a plan, or why there is none.
-pub(super) struct First {
-    made: Result<Planned, PlanError>,
-    /// It is proved that no plan is within the budget.
-    proved: bool,
-}
-
-impl First {
-    pub(super) fn of(request: &Request<'_>) -> Self {
-        match proof::refusal(request, &Liveness::of(request.graph), None) {
-            Ok(Some(no)) => Self { made: Err(PlanError::Infeasible(no)), proved: true },
-            Ok(None) => Self { made: within(request, None), proved: false },
-            Err(defect) => Self { made: Err(defect), proved: true },
-        }
-    }
-
-    /// The plan's time.
-    pub(super) fn time(&self) -> Option<Nanos> {
-        self.made.as_ref().ok().map(|planned| planned.run.iteration)
-    }
-}
-
-/// The quickest plan that is found from a first one on. With the time of a plan that another order
-/// of the job has within the same budget, plans that are no quicker are not looked for.
-///
-/// # Errors
-/// As [`make`].
-pub(super) fn make_of(
-    request: &Request<'_>,
-    first: First,
-    other: Option<Nanos>,
-) -> Result<Planned, PlanError> {
-    if first.proved {
-        return first.made;
-    }
-    rungs::make(request, &Liveness::of(request.graph), first.made, other)
 }
 
 /// The plan, or a quicker one in which single choices of it are changed.

@@ -82,6 +82,9 @@ enum Change {
     Out,
 }
 
+/// A change of a tensor's choice for the gap that ends with the use in a slot.
+type Changed = (TensorId, u32, Change);
+
 /// No plan got quicker by more than this part of its time; 7 % was the most.
 pub const MOST: u64 = 8;
 
@@ -208,12 +211,12 @@ impl<'a> Search<'a, '_> {
 
     /// Every change once, the dearest first. Whether one of them was for the better.
     fn pass(&mut self, best: &mut Found<'a>, judge: &mut impl Judge) -> bool {
-        let mut tried: BTreeSet<(TensorId, u32, Change)> = BTreeSet::new();
+        let mut tried: BTreeSet<Changed> = BTreeSet::new();
         let before = best.key;
         loop {
             let most = Self::at_once(self.left.max(1));
             // `None` stands for a change that makes no sense.
-            let mut next: Vec<((TensorId, u32, Change), Option<Vec<Choice>>)> = Vec::new();
+            let mut next: Vec<(Changed, Option<Vec<Choice>>)> = Vec::new();
             let mut count = 0;
             for (_, at, change) in self.changes(best) {
                 if count == most {
