@@ -75,7 +75,8 @@ fn on_rung(
     };
     let time = first.run.iteration.0;
     let limit = Nanos(most.min(time.saturating_add(time / polish::MOST)));
-    let ways = if options.extend && options.recompute { 2 } else { 1 };
+    let twice = options.twice && options.extend && options.recompute;
+    let ways = if twice { 2 } else { 1 };
     let made = in_parallel(ways, |way| {
         if way == 0 {
             return improved(request, liveness, rival, (first.clone(), most)).map(Some);

@@ -97,6 +97,8 @@ pub struct Options {
     /// This is that plan.
     #[serde(skip)]
     pub set_apart: bool,
+    /// Where the plan is slow, also make one without [`Self::extend`]: that search goes other ways.
+    pub twice: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
     /// For a framework's allocator: leave out swaps that leave its memory in pieces.
@@ -142,6 +144,7 @@ impl Default for Options {
             lingering: false,
             apart: true,
             set_apart: false,
+            twice: true,
             polish: true,
             mend: true,
             effort: EFFORT,

@@ -69,6 +69,10 @@ pub struct Switches {
     /// neap: Never make parameters come back only after large tensors.
     #[arg(long)]
     no_apart: bool,
+    /// neap, one job: Never plan a slow job a second time, without tensors that are kept longer for
+    /// recomputes.
+    #[arg(long)]
+    no_twice: bool,
     /// neap: Never change single choices of a plan that is slower than the unplanned job.
     #[arg(long)]
     no_polish: bool,
