@@ -46,6 +46,8 @@ class Margin:
         left = schedule.budget_bytes - schedule.peak_bytes
         if over > 0:
             self._failed = left
+            if self._best is schedule:  # Longer than it was first looked at.
+                self._best = None
             if self._best is None:
                 if not schedule.met:
                     return None
@@ -122,6 +124,7 @@ class Enforcement:
     def __init__(self, device: str, enforce: bool) -> None:
         self.device = device
         self._enforce = enforce
+        self._seen = -1
         self._budget: int | None = None
         self._capped = False
         self._retries = 0
@@ -146,6 +149,11 @@ class Enforcement:
         :meth:`restart`.
         """
         return max(0, self._statistic("num_alloc_retries") - self._retries)
+
+    def grew(self) -> bool:
+        """Whether :meth:`peak_reserved` is higher than when this was last asked."""
+        before, self._seen = self._seen, self.peak_reserved()
+        return self._seen != before
 
     def learn(self, peak: int) -> int:
         """What the watched iterations reserved beyond ``peak`` bytes given out. The first ones

@@ -38,6 +38,7 @@ from neap.torch._watch import Watch, named_tensors
 _ATTEMPTS = 12
 """So many iterations are watched for two in a row that are alike."""
 _REPLANS = 6
+_LONGEST = 8
 """A plan is made anew at most so often because of what its first iterations showed."""
 _UNMET = "the budget can't be met; this is the lowest peak that was found"
 
@@ -440,9 +441,10 @@ class Fit:
         self.runtime.remakes.differing.clear()
         over = self.enforcement.peak_reserved() - schedule.budget_bytes
         report = self._report
-        # The first one grows into what the allocator keeps, and so do those after giving back.
+        # The first ones grow into what the allocator keeps, and so do those after giving back.
         enough = 4 if schedule.trims else 2
-        if self._tried < enough and over <= 0 and not differing and not made:
+        grows = self.enforcement.grew() and self._tried < _LONGEST
+        if (grows or self._tried < enough) and over <= 0 and not differing and not made:
             return
         if differing or made:
             for (node, number), why in made.items():
@@ -463,8 +465,12 @@ class Fit:
             more = f"the allocator reserved {over} bytes more than the budget"
             self._replan(more if over > 0 else unused)
             return
-        fits = isinstance(found, Schedule) or over <= 0
-        earlier = found if isinstance(found, Schedule) else None
+        if isinstance(found, Schedule):  # It fitted, and is looked at once more.
+            self._say("neap: an earlier plan was better")
+            self._act(found)
+            return
+        fits = over <= 0
+        earlier = None
         if not fits and self.runtime.growth is not None:
             trimmed = self.runtime.growth.trimmed(schedule)
             if trimmed is not None:
@@ -472,9 +478,7 @@ class Fit:
                 return
             if schedule.trims:  # They did not help.
                 earlier = replace(schedule, trims=[])
-        if earlier is not None:
-            self._say("neap: an earlier plan was better")
-            self._act(earlier)
+                self._act(earlier)
         self._settle(earlier or schedule, fits)
 
     def _settle(self, schedule: Schedule, fits: bool) -> None:
