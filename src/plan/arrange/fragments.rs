@@ -54,11 +54,38 @@ const NEAR: u64 = 28;
 const POLISHED: u64 = 16;
 
 /// Where the plan still takes longer than the arena's by more than this part, all is tried again
-/// with parameters that come back after large tensors ([`neap::Options::apart`]), then with twice
-/// the effort, and then with four times. In large graphs that takes minutes, so it is not done
-/// there.
+/// with parameters that come back after large tensors ([`neap::Options::apart`]), then what is best
+/// so far thoroughly ([`neap::Options::thorough`]), then all with twice the effort, and then with
+/// four times. In large graphs that takes minutes, so it is not done there.
 const FAR: u64 = 22;
-const TURNS: [(u32, bool); 4] = [(1, false), (1, true), (2, true), (4, true)];
+const TURNS: [Turn; 5] = [
+    Turn { effort: 1, kind: Kind::Plain },
+    Turn { effort: 1, kind: Kind::Apart },
+    Turn { effort: 4, kind: Kind::Thorough },
+    Turn { effort: 2, kind: Kind::Apart },
+    Turn { effort: 4, kind: Kind::Apart },
+];
+
+/// Graphs of at most so many operators are planned thoroughly, which takes two seconds then.
+const THOROUGH: usize = 200;
+
+/// How plans are looked for.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// How many times the effort.
+    effort: u32,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// As the planner's options say.
+    Plain,
+    /// With parameters that come back after large tensors.
+    Apart,
+    /// With the best plan's order and pieces only.
+    Thorough,
+}
 
 /// A plan with other pieces that is quicker than the one that was made, if one was. Updates run in
 /// the order of the arena's plan, or early where that has the framework's.
@@ -73,39 +100,50 @@ pub(super) fn quicker(
     }
     let unplanned: u64 = request.latencies.iter().map(|l| l.time.0).sum();
     let slight = unplanned + unplanned / SLIGHT;
-    let made = made.map_or(u64::MAX, |made| made.planned.run.iteration.0);
-    if made <= slight {
+    let time = made.map_or(u64::MAX, |made| made.planned.run.iteration.0);
+    if time <= slight {
         return Ok(None);
     }
     let arena = in_the_arena(request, framework)?;
     let own = arena.as_ref().map_or(0, |arena| arena.planned.run.iteration.0);
     let enough = slight.max(own + own / NEAR);
-    let graph = arena.and_then(|arena| arena.graph);
-    let origin = graph.as_ref().and_then(|graph| graph.origin.as_ref());
-    let order = match origin.map(|origin| &origin.arrangement.order) {
+    let order = match arena.as_ref().and_then(arrangement).map(|of| &of.order) {
         Some(order) if !order.is_empty() => order.clone(),
         _ if options.reorder => early(request.graph),
         _ => Vec::new(),
     };
     let mut best: Option<Arranged> = None;
-    for (turn, (times, set_apart)) in TURNS.into_iter().enumerate() {
-        let rival = best.as_ref().map_or(made, |best| best.planned.run.iteration.0);
+    for (turn, Turn { effort, kind }) in TURNS.into_iter().enumerate() {
+        let rival = best.as_ref().map_or(time, |best| best.planned.run.iteration.0);
         let is_far = own > 0 && rival < u64::MAX && rival > slight.max(own + own / FAR);
         if turn > 0 && (!is_far || request.is_large()) {
             break;
         }
-        let set_apart = set_apart && options.apart;
-        if turn == 1 && !set_apart {
+        let (set_apart, thorough) = (kind == Kind::Apart && options.apart, kind == Kind::Thorough);
+        let is_small = request.graph.operators.len() <= THOROUGH;
+        if kind == Kind::Apart && effort == 1 && !set_apart || thorough && !is_small {
             continue;
         }
-        let effort = options.effort.saturating_mul(times);
-        let method = Method::Neap(neap::Options { effort, set_apart, ..options.clone() });
+        let effort = options.effort.saturating_mul(effort);
+        let method = Method::Neap(neap::Options { effort, set_apart, thorough, ..options.clone() });
         let request = Request { method, ..request.clone() };
-        if let Some(found) = cut(&request, framework, &order, Nanos(rival), enough)? {
-            best = Some(found);
-        }
+        let found = if thorough {
+            let arrangement = match best.as_ref().or(made).and_then(arrangement) {
+                Some(arrangement) => arrangement.clone(),
+                None => Arrangement { order: order.clone(), pieces: Vec::new() },
+            };
+            with(&request, framework, &arrangement, Nanos(rival), true)?
+        } else {
+            cut(&request, framework, &order, Nanos(rival), enough)?
+        };
+        best = found.or(best);
     }
     Ok(best)
+}
+
+/// The order and pieces of a plan that has others than the framework's.
+fn arrangement(made: &Arranged) -> Option<&Arrangement> {
+    Some(&made.graph.as_ref()?.origin.as_ref()?.arrangement)
 }
 
 /// The quicker of the arena's plans for the budget and for the budget less the workspaces of the

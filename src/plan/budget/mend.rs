@@ -15,6 +15,7 @@ mod requests;
 use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::polish::Basis;
@@ -35,6 +36,9 @@ use requests::{Growth, Requests};
 const BELOW: [u64; 5] = [16, 12, 10, 8, 6];
 const FAR_BELOW: [u64; 3] = [48, 32, 24];
 const PARTS: u64 = 256;
+
+/// The same for plans that are made thoroughly.
+const CLOSE: RangeInclusive<u64> = 3..=24;
 
 /// When a plan is made anew, an operator seems to need this part of the budget more than was free.
 const MORE: u64 = 256;
@@ -103,13 +107,21 @@ impl Search<'_> {
         // With plans for the lower targets Llama 1 B, which is large, had slower ones. Clearing
         // takes minutes there.
         let large = self.request.is_large();
-        let far: &[u64] = if large { &[] } else { &FAR_BELOW };
-        for targets in [&BELOW[..], far] {
+        let close: Vec<u64> = CLOSE.collect();
+        let sets: &[&[u64]] = match (options.thorough, large) {
+            (true, _) => &[&close],
+            (false, true) => &[&BELOW],
+            (false, false) => &[&BELOW, &FAR_BELOW],
+        };
+        for targets in sets {
             let kinds = [Some(options), options.linger.then_some(&lingering)].into_iter().flatten();
             let ways = kinds.flat_map(|options| [(options, false), (options, true)]);
             for (options, clears) in ways.filter(|(_, clears)| !clears || !large) {
                 let mut memory = None;
-                for below in targets {
+                for below in *targets {
+                    if options.thorough {
+                        memory = None;
+                    }
                     let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
                     self.mended_at(target, (options, clears), framework, &mut memory, fits)?;
                 }

@@ -13,7 +13,7 @@ use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
 use crate::neap::improve::polish::{self, Judge, Linger};
-use crate::neap::{Options, Warm};
+use crate::neap::{EFFORT, Options, Warm};
 use crate::planner::{Decision, Given};
 use crate::residency::Residencies;
 use crate::sim::program::Program;
@@ -80,10 +80,13 @@ pub(super) fn polish(
         target,
     };
     let given = [basis.target, budget.max(basis.target)].map(given);
+    let Options { effort, thorough, .. } = basis.options;
+    let pairs = thorough || basis.framework.is_none() && effort > EFFORT;
+    let options = Options { pairs: pairs && basis.options.pairs, ..basis.options.clone() };
     let [own, other] = [Linger::Last, Linger::First].map(|linger| {
         let best = Ok(best.clone());
         let mut judge = Within { request, liveness, basis: &basis, best };
-        polish::polish(given, &basis.options, &basis.warm, linger, &mut judge);
+        polish::polish(given, &options, &basis.warm, linger, &mut judge);
         judge.best
     });
     let (own, other) = (own?, other?);

@@ -135,6 +135,9 @@ impl Search<'_> {
         if mend {
             self.mended(&mut fits)?;
         }
+        if matches!(&self.request.method, Method::Neap(options) if options.thorough) {
+            return Ok(fits);
+        }
         let operators = self.request.graph.framework().operators.len().max(1);
         if operators > FINE && fits.is_some() {
             return Ok(fits);

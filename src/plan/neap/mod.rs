@@ -101,8 +101,15 @@ pub struct Options {
     pub twice: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
+    /// Change two choices of the plan at once too, where single ones are changed for a framework's
+    /// allocator or with more than the usual effort.
+    pub pairs: bool,
     /// For a framework's allocator: leave out swaps that leave its memory in pieces.
     pub mend: bool,
+    /// This is a plan that is mended from more targets, each without what was found before, and
+    /// polished by pairs.
+    #[serde(skip)]
+    pub thorough: bool,
     /// Steps of improvement.
     pub effort: u32,
     /// Fall back on another planner's plan where there is no own one.
@@ -146,7 +153,9 @@ impl Default for Options {
             set_apart: false,
             twice: true,
             polish: true,
+            pairs: true,
             mend: true,
+            thorough: false,
             effort: EFFORT,
             portfolio: true,
             together: true,

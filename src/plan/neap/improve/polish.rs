@@ -94,6 +94,10 @@ const TARGETS: u64 = 8;
 /// Steps of polishing for each step of effort.
 const STEPS: u32 = 8;
 
+/// How many operators are decided for in all when pairs of changes are tried, for each step of
+/// effort.
+const PAIRED: u64 = 1 << 16;
+
 /// How many tensors that leave last stay over the end of the iteration, tried in turn. With all of
 /// them the first copies of the next iteration have to wait.
 const LINGERING: [u32; 5] = [1, 2, 4, 8, 16];
@@ -159,6 +163,9 @@ pub fn polish(
     while search.pass(&mut best, judge) {}
     if linger == Linger::Last && search.linger(&mut best, judge) {
         while search.pass(&mut best, judge) {}
+    }
+    if options.pairs {
+        search.pairs(&mut best, judge);
     }
 }
 
@@ -249,6 +256,61 @@ impl<'a> Search<'a, '_> {
             }
         }
         best.key < before
+    }
+
+    /// Two changes at once, those of the dearest first, until no pair is for the better.
+    fn pairs(&self, best: &mut Found<'a>, judge: &mut impl Judge) {
+        let operators = self.given.graph.operators.len().max(1) as u64;
+        let mut left = u64::from(self.options.effort) * PAIRED / operators;
+        'better: while left > 0 && best.key.1 > self.nominal.total {
+            let mut pairs = self.pairs_of(best).into_iter();
+            while left > 0 {
+                let most = usize::try_from(left).unwrap_or(usize::MAX).min(width());
+                let next: Vec<Vec<Choice>> = pairs.by_ref().take(most).collect();
+                if next.is_empty() {
+                    return;
+                }
+                let all =
+                    in_parallel(next.len(), |at| self.better(best, best.variant, &next[at], judge));
+                for found in all {
+                    left -= 1;
+                    if let Some((found, verdict)) = found {
+                        judge.take(verdict);
+                        *best = found;
+                        continue 'better;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The choices with two of them changed, for each pair that makes sense.
+    fn pairs_of(&self, best: &Found<'a>) -> Vec<Vec<Choice>> {
+        let made = |at: usize, change| -> Option<Option<Made>> {
+            match change {
+                Change::Out => Some(None),
+                _ => Some(Some(self.changed(best, at, change)?[at].made)),
+            }
+        };
+        let changes: Vec<(usize, Option<Made>)> = (self.changes(best).into_iter())
+            .filter_map(|(_, at, change)| Some((at, made(at, change)?)))
+            .collect();
+        let mut pairs = Vec::new();
+        for (turn, &first) in changes.iter().enumerate() {
+            for &second in changes[turn + 1..].iter().filter(|second| second.0 != first.0) {
+                let mut choices = best.choices.clone();
+                let mut changed = [first, second];
+                changed.sort_by_key(|&(at, _)| Reverse(at));
+                for (at, made) in changed {
+                    match made {
+                        Some(made) => choices[at].made = made,
+                        None => drop(choices.remove(at)),
+                    }
+                }
+                pairs.push(choices);
+            }
+        }
+        pairs
     }
 
     /// What may be changed: what it costs now, which choice, and how.
