@@ -34,6 +34,18 @@ def test_a_margin_that_does_not_help_grows_faster() -> None:
     assert margin.judge(made(870 * MIB), 3 * MIB) == 24 * MIB + 5 * MIB
 
 
+def test_a_plan_that_takes_more_when_it_is_looked_at_again_is_the_best_no_more() -> None:
+    """The margin grows from there, and the plan does not come back."""
+    margin = Margin()
+    assert margin.judge(made(900 * MIB), 6 * MIB) == 8 * MIB
+    fitted = made(850 * MIB)
+    assert margin.judge(fitted, -10 * MIB) is None  # It is the best.
+    assert margin.judge(fitted, 4 * MIB) == (150 + 6) * MIB
+    lower = made(840 * MIB)
+    lower.iteration_ns = fitted.iteration_ns + 1
+    assert margin.judge(lower, -10 * MIB) is None
+
+
 def test_a_trim_comes_at_the_last_point_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each search adds one point, and none twice."""
     reserved = [0]
@@ -85,3 +97,30 @@ def test_growth_is_looked_for_once_the_plan_before_has_given_its_memory_back(
             job.iteration()
         assert fitted.schedule is not None
     assert calls[:2] == ["restart", "growth"]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_plan_is_looked_at_until_the_allocator_reserves_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The third iteration of the first plan takes more than the budget, and so another is made."""
+    reserved: list[int] = []
+    budget = 0
+
+    def peak(self: Enforcement) -> int:
+        return 0 if not reserved else reserved[0] if len(reserved) == 1 else reserved.pop(0)
+
+    monkeypatch.setattr(Enforcement, "peak_reserved", peak)
+    model = Transformer()
+    job = language(model, torch.optim.SGD(model.parameters(), lr=0.1), batch=4)
+    with neap.torch.fit(model, job.optimizer, "80%", "host", verbose=False) as fitted:
+        while fitted.schedule is None:
+            job.iteration()
+        budget = fitted.schedule.budget_bytes
+        # Asked for twice an iteration: how much it is, and whether it grew.
+        reserved += [budget - 3, budget - 3, budget - 2, budget - 2, budget + 8]
+        for _ in range(8):
+            assert not fitted.settled or fitted.report().replans
+            job.iteration()
+        report = fitted.report()
+    assert report.replans == ["the allocator reserved 8 bytes more than the budget"], report

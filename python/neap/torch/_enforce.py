@@ -46,7 +46,7 @@ class Margin:
         left = schedule.budget_bytes - schedule.peak_bytes
         if over > 0:
             self._failed = left
-            if self._best is schedule:  # Longer than it was first looked at.
+            if self._best is schedule:  # It did fit when it was looked at first.
                 self._best = None
             if self._best is None:
                 if not schedule.met:

@@ -38,8 +38,9 @@ from neap.torch._watch import Watch, named_tensors
 _ATTEMPTS = 12
 """So many iterations are watched for two in a row that are alike."""
 _REPLANS = 6
-_LONGEST = 8
 """A plan is made anew at most so often because of what its first iterations showed."""
+_LONGEST = 8
+"""So many iterations of a plan are looked at while what is reserved grows."""
 _UNMET = "the budget can't be met; this is the lowest peak that was found"
 
 

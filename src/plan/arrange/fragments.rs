@@ -278,6 +278,31 @@ mod tests {
     }
 
     #[test]
+    fn a_thorough_plan_keeps_to_what_is_reserved() {
+        let trace =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
+        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        let device = crate::device::builtin::find("a6000").unwrap();
+        let latencies = crate::device::latency::latencies(&graph, &device, None);
+        let peak = crate::job::liveness::Liveness::of(&graph).peak;
+        let budget = Bytes(peak.0 / 10 * 9);
+        let framework = Framework::on(&device, "expandable_segments:True".parse().unwrap());
+        let arrangement = Arrangement { order: early(&graph), pieces: Vec::new() };
+        let made = [false, true].map(|thorough| {
+            let options = neap::Options { thorough, effort: 64, ..neap::Options::default() };
+            let method = Method::Neap(options);
+            let request = Request::new(&graph, &device, &latencies, budget);
+            let request = Request { method, ..request };
+            with(&request, &framework, &arrangement, Nanos(u64::MAX), true).unwrap().unwrap()
+        });
+        for made in &made {
+            assert!(made.planned.bound() <= budget, "{}", made.planned.bound());
+        }
+        let [usual, thorough] = made.map(|made| made.planned.run.iteration);
+        assert_ne!(usual, thorough, "other plans are mended");
+    }
+
+    #[test]
     fn pieces_have_one_size_and_a_rest() {
         let trace =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");

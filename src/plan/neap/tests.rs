@@ -274,7 +274,7 @@ impl Judge for Refusing {
 fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
     let (graph, latencies) = (graph(), latencies());
     let options = Options { effort: 2, ..Options::default() };
-    let mut quicker = 0;
+    let (mut quicker, mut by_pairs) = (0, 0);
     for target in (4..14).map(|n| n * SIZE) {
         let given = given(&graph, &latencies, target);
         let (residencies, warm) = improve::search(&given, &options, None);
@@ -286,6 +286,11 @@ fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
             let mut taking = Taking { time: &time, target, best: time(&residencies), quicker: 0 };
             polish([given, given], &options, &warm, linger, &mut taking);
             quicker += taking.quicker;
+            let single = Options { pairs: false, ..options.clone() };
+            let mut alone = Taking { time: &time, target, best: time(&residencies), quicker: 0 };
+            polish([given, given], &single, &warm, linger, &mut alone);
+            assert!(taking.best <= alone.best, "{target}: {} by pairs", taking.best);
+            by_pairs += u32::from(taking.best < alone.best);
             // There is something to be asked about just where something is taken.
             let mut refusing = Refusing::default();
             polish([given, given], &options, &warm, linger, &mut refusing);
@@ -294,4 +299,5 @@ fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
         }
     }
     assert!(quicker > 0, "no change was for the better");
+    assert!(by_pairs > 0, "no pair was for the better");
 }
