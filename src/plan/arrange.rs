@@ -207,7 +207,7 @@ fn the_likely_one_first(
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
     let is_ideal = |time: Option<Nanos>| time.is_some_and(|time| time <= unplanned);
     let make_own = |first, rival| budget::make_of(request, first, rival).map(alone);
-    let own = budget::First::of(request);
+    let own = budget::First::of(request, None);
     if is_ideal(own.time()) {
         return make_own(own, None);
     }
@@ -216,7 +216,7 @@ fn the_likely_one_first(
         let planned = budget::make_of(&arranged, first, rival)?;
         Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
     };
-    let other = budget::First::of(&arranged);
+    let other = budget::First::of(&arranged, None);
     if other.time().is_some_and(|other| own.time().is_none_or(|own| other < own)) {
         let other = make_other(other, None);
         let own = make_own(own, time(&other));

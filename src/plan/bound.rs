@@ -270,17 +270,7 @@ impl<'a> Bounds<'a> {
     pub fn peak(&self, added: Nanos) -> Bytes {
         let mut best = self.floor;
         let mut look = |q: u32| -> u64 {
-            let standing = self.standing(q);
-            if standing <= best {
-                return 0;
-            }
-            let moment = self.moment(q);
-            let highest = self
-                .offsets(q)
-                .into_iter()
-                .map(|offset| standing - moment.away(added.0, offset))
-                .max()
-                .unwrap_or(0);
+            let highest = self.resident(q, added, best);
             best = best.max(highest);
             highest
         };
@@ -300,18 +290,10 @@ impl<'a> Bounds<'a> {
     /// one ends the search.
     #[must_use]
     pub fn exceeds(&self, added: Nanos, budget: Bytes) -> bool {
-        let look = |q: u32| -> u64 {
-            let standing = self.standing(q);
-            if standing <= budget.0 {
-                return 0;
-            }
-            let moment = self.moment(q);
-            let resident = |offset| standing - moment.away(added.0, offset);
-            self.offsets(q).into_iter().map(resident).max().unwrap_or(0)
-        };
         if budget.0 < self.floor {
             return true;
         }
+        let look = |q: u32| self.resident(q, added, budget.0);
         let mut parts: Vec<usize> = (0..self.parts.len()).collect();
         let standing = |part: usize| self.standing(self.parts[part].highest);
         parts.sort_by_key(|&part| std::cmp::Reverse(standing(part)));
@@ -360,6 +342,19 @@ impl<'a> Bounds<'a> {
             });
         }
         Some(Nanos(self.total() + added))
+    }
+
+    /// The most bytes that must be resident at some instant of an operator where the iteration
+    /// takes `added` longer than the unplanned one; 0 where even without a plan there are no more
+    /// than `least`.
+    fn resident(&self, q: u32, added: Nanos, least: u64) -> u64 {
+        let standing = self.standing(q);
+        if standing <= least {
+            return 0;
+        }
+        let moment = self.moment(q);
+        let resident = |offset| standing - moment.away(added.0, offset);
+        self.offsets(q).into_iter().map(resident).max().unwrap_or(0)
     }
 
     fn total(&self) -> u64 {

@@ -185,17 +185,15 @@ pub(super) fn make_against(
     framework: Option<&Framework>,
     other: Option<Nanos>,
 ) -> Result<Planned, PlanError> {
+    let first = First::of(request, framework);
     if framework.is_none() {
-        return make_of(request, First::of(request), other);
+        return make_of(request, first, other);
     }
-    let liveness = Liveness::of(request.graph);
-    if let Some(no) = proof::refusal(request, &liveness, framework)? {
-        return Err(PlanError::Infeasible(no));
-    }
-    let mut no = match within(request, framework) {
-        Err(PlanError::Infeasible(no)) => no,
-        answered => return answered,
+    let mut no = match first {
+        First { made: Err(PlanError::Infeasible(no)), proved: false } => no,
+        First { made, .. } => return made,
     };
+    let liveness = Liveness::of(request.graph);
     match minimum::anywhere(request, &liveness, framework)? {
         Some(planned) if planned.bound() <= request.budget => Ok(bound_by(planned, request.budget)),
         found => {

@@ -3,20 +3,21 @@
 
 use super::{PlanError, Planned, Request, proof, rungs, within};
 use crate::job::liveness::Liveness;
+use crate::sim::reserved::Framework;
 use crate::units::Nanos;
 
-/// What is planned at first for a budget of an arena: a plan, or why there is none.
+/// What is planned at first for a budget: a plan, or why there is none.
 pub(crate) struct First {
-    made: Result<Planned, PlanError>,
+    pub(super) made: Result<Planned, PlanError>,
     /// It is proved that no plan is within the budget.
-    proved: bool,
+    pub(super) proved: bool,
 }
 
 impl First {
-    pub(crate) fn of(request: &Request<'_>) -> Self {
-        match proof::refusal(request, &Liveness::of(request.graph), None) {
+    pub(crate) fn of(request: &Request<'_>, framework: Option<&Framework>) -> Self {
+        match proof::refusal(request, &Liveness::of(request.graph), framework) {
             Ok(Some(no)) => Self { made: Err(PlanError::Infeasible(no)), proved: true },
-            Ok(None) => Self { made: within(request, None), proved: false },
+            Ok(None) => Self { made: within(request, framework), proved: false },
             Err(defect) => Self { made: Err(defect), proved: true },
         }
     }
@@ -27,7 +28,7 @@ impl First {
     }
 }
 
-/// The quickest plan that is found from a first one on. With the time of a plan that another order
+/// The quickest plan for an arena that is found from a first one on. With the time of a plan that another order
 /// of the job has within the same budget, plans that are no quicker are not looked for.
 ///
 /// # Errors
