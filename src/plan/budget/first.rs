@@ -28,8 +28,9 @@ impl First {
     }
 }
 
-/// The quickest plan for an arena that is found from a first one on. With the time of a plan that another order
-/// of the job has within the same budget, plans that are no quicker are not looked for.
+/// The quickest plan for an arena that is found from a first one on. With the time of a plan that
+/// another order of the job has within the same budget, plans that are no quicker are not looked
+/// for.
 ///
 /// # Errors
 /// As [`make`].
