@@ -105,7 +105,6 @@ def test_a_plan_is_looked_at_until_the_allocator_reserves_no_more(
 ) -> None:
     """The third iteration of the first plan takes more than the budget, and so another is made."""
     reserved: list[int] = []
-    budget = 0
 
     def peak(self: Enforcement) -> int:
         return 0 if not reserved else reserved[0] if len(reserved) == 1 else reserved.pop(0)

@@ -471,16 +471,15 @@ class Fit:
             self._act(found)
             return
         fits = over <= 0
-        earlier = None
         if not fits and self.runtime.growth is not None:
             trimmed = self.runtime.growth.trimmed(schedule)
             if trimmed is not None:
                 self._act(trimmed)
                 return
             if schedule.trims:  # They did not help.
-                earlier = replace(schedule, trims=[])
-                self._act(earlier)
-        self._settle(earlier or schedule, fits)
+                schedule = replace(schedule, trims=[])
+                self._act(schedule)
+        self._settle(schedule, fits)
 
     def _settle(self, schedule: Schedule, fits: bool) -> None:
         """The plan stays; if it fits, the budget binds from now on."""

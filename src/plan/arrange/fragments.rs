@@ -258,11 +258,15 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::Path;
 
-    #[test]
-    fn what_exceeds_a_budget_is_what_settles_above_it() {
+    fn resnet18() -> Graph {
         let trace =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
-        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        chakra::import(&trace, &chakra::Options::default()).unwrap().graph
+    }
+
+    #[test]
+    fn what_exceeds_a_budget_is_what_settles_above_it() {
+        let graph = resnet18();
         let device = crate::device::builtin::find("a6000").unwrap();
         let latencies = crate::device::latency::latencies(&graph, &device, None);
         let planned =
@@ -279,9 +283,7 @@ mod tests {
 
     #[test]
     fn a_thorough_plan_keeps_to_what_is_reserved() {
-        let trace =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
-        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        let graph = resnet18();
         let device = crate::device::builtin::find("a6000").unwrap();
         let latencies = crate::device::latency::latencies(&graph, &device, None);
         let peak = crate::job::liveness::Liveness::of(&graph).peak;
@@ -304,9 +306,7 @@ mod tests {
 
     #[test]
     fn pieces_have_one_size_and_a_rest() {
-        let trace =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
-        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        let graph = resnet18();
         let bytes = 1 << 20;
         let pieces = equal(&graph, bytes);
         assert!(!pieces.is_empty());

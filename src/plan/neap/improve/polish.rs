@@ -263,7 +263,7 @@ impl<'a> Search<'a, '_> {
         let operators = self.given.graph.operators.len().max(1) as u64;
         let mut left = u64::from(self.options.effort) * PAIRED / operators;
         'better: while left > 0 && best.key.1 > self.nominal.total {
-            let mut pairs = self.pairs_of(best).into_iter();
+            let mut pairs = self.pairs_of(best);
             while left > 0 {
                 let most = usize::try_from(left).unwrap_or(usize::MAX).min(width());
                 let next: Vec<Vec<Choice>> = pairs.by_ref().take(most).collect();
@@ -284,8 +284,9 @@ impl<'a> Search<'a, '_> {
         }
     }
 
-    /// The choices with two of them changed, for each pair that makes sense.
-    fn pairs_of(&self, best: &Found<'a>) -> Vec<Vec<Choice>> {
+    /// The choices with two of them changed, for each pair that makes sense. They are made one by
+    /// one, since in large graphs there are millions.
+    fn pairs_of(&self, best: &Found<'a>) -> impl Iterator<Item = Vec<Choice>> + use<> {
         let made = |at: usize, change| -> Option<Option<Made>> {
             match change {
                 Change::Out => Some(None),
@@ -295,22 +296,24 @@ impl<'a> Search<'a, '_> {
         let changes: Vec<(usize, Option<Made>)> = (self.changes(best).into_iter())
             .filter_map(|(_, at, change)| Some((at, made(at, change)?)))
             .collect();
-        let mut pairs = Vec::new();
-        for (turn, &first) in changes.iter().enumerate() {
-            for &second in changes[turn + 1..].iter().filter(|second| second.0 != first.0) {
-                let mut choices = best.choices.clone();
-                let mut changed = [first, second];
-                changed.sort_by_key(|&(at, _)| Reverse(at));
-                for (at, made) in changed {
-                    match made {
-                        Some(made) => choices[at].made = made,
-                        None => drop(choices.remove(at)),
-                    }
-                }
-                pairs.push(choices);
+        let all = best.choices.clone();
+        let count = changes.len();
+        let pairs = (0..count).flat_map(move |first| (first + 1..count).map(move |by| (first, by)));
+        pairs.filter_map(move |(first, second)| {
+            let mut changed = [changes[first], changes[second]];
+            if changed[0].0 == changed[1].0 {
+                return None;
             }
-        }
-        pairs
+            changed.sort_by_key(|&(at, _)| Reverse(at));
+            let mut choices = all.clone();
+            for (at, made) in changed {
+                match made {
+                    Some(made) => choices[at].made = made,
+                    None => drop(choices.remove(at)),
+                }
+            }
+            Some(choices)
+        })
     }
 
     /// What may be changed: what it costs now, which choice, and how.
