@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import neap.torch
 import pytest
 import torch
 from jobs import Transformer, language
+from neap.torch import _fit
 from neap.torch._enforce import Enforcement, Growth, Margin
 from neap.torch._schedule import TRIM, Schedule
 
@@ -123,3 +125,41 @@ def test_a_plan_is_looked_at_until_the_allocator_reserves_no_more(
             job.iteration()
         report = fitted.report()
     assert report.replans == ["the allocator reserved 8 bytes more than the budget"], report
+
+
+@pytest.mark.usefixtures("small")
+def test_a_plan_with_trims_gets_more_when_a_later_iteration_shows_that_it_needs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Free memory lies elsewhere in each iteration. Such a plan is never enforced."""
+    reserved: list[int] = [0]
+    points = iter([("unpack", 1), ("unpack", 2)])
+
+    class Found(Growth):
+        def look(self, kind: str, number: int) -> None:
+            pass
+
+        def trimmed(self, schedule: Schedule) -> Schedule | None:
+            return replace(schedule, trims=[*schedule.trims, next(points)])
+
+    monkeypatch.setattr(_fit, "_REPLANS", 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(Enforcement, "peak_reserved", lambda self: reserved[0])
+    monkeypatch.setattr(Enforcement, "growth", lambda self, budget: Found(budget))
+    monkeypatch.setattr(Enforcement, "begin", lambda self, budget: pytest.fail("enforced"))
+    model = Transformer()
+    job = language(model, torch.optim.SGD(model.parameters(), lr=0.1), batch=4)
+    with neap.torch.fit(model, job.optimizer, "80%", "host", verbose=False) as fitted:
+        while fitted.schedule is None:
+            job.iteration()
+        budget = fitted.schedule.budget_bytes
+        for count in (1, 2):
+            reserved[0] = budget + 5
+            while fitted.schedule.trims == [("unpack", 1)][: count - 1]:
+                job.iteration()
+            assert not fitted.settled
+            reserved[0] = budget - 5
+            while not fitted.settled:
+                job.iteration()
+            assert fitted.report().met and fitted.report().trims == count
+        assert fitted.schedule.trims == [("unpack", 1), ("unpack", 2)]

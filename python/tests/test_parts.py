@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import neap.torch
 import pytest
 import torch
 from fitted import everything, same
 from jobs import Job, squared
 from neap.torch import _states
-from neap.torch._states import DIVISIBLE, States, bounds
+from neap.torch._states import DIVISIBLE, States, bounds, full
 from neap.torch._watch import Watch
 from torch import nn
 
@@ -23,10 +24,39 @@ def _tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bounds_cover_a_parameter_and_hold_a_piece_each() -> None:
     for size in range(512, 40_000, 1004):
-        cuts = bounds(size, 2 * size)
+        cuts = bounds(size, 2 * size, 4096)
         assert cuts[0][0] == 0 and cuts[-1][1] == size
         assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:]))
         assert len(cuts) == 1 or all(2 * (b - a) >= 4096 for a, b in cuts[:-1])
+
+
+def test_a_piece_is_at_most_half_larger_than_asked_for() -> None:
+    """Unless one parameter makes it so. Two parameters of 56 and 65 MiB came together before."""
+    sizes = [56, 65, 65, 3, 60, 1, 200, 10, 64, 40, 40, 40]
+    pieces: list[list[int]] = [[]]
+    for size in sizes:
+        if full(len(pieces[-1]), sum(pieces[-1]), size, 64):
+            pieces.append([])
+        pieces[-1].append(size)
+    assert pieces == [[56], [65], [65], [3, 60, 1], [200], [10, 64], [40, 40], [40]]
+
+
+@pytest.mark.usefixtures("neap")
+def test_pieces_are_no_smaller_than_the_budget_asks_for() -> None:
+    """What is lower than any plan has the smallest pieces, and trains to the same."""
+    trained: list[list[torch.Tensor]] = []
+    for budget, piece in (("100%", 4096), ("1%", 1024), (None, None)):
+        one = job(torch.optim.Adam)
+        if budget is None:
+            losses = [iterate(one, seed) for seed in range(8)]
+        else:
+            with neap.torch.fit(
+                one.model, one.optimizer, budget, "host", recompute=False, verbose=False
+            ) as fitted:
+                losses = [iterate(one, seed) for seed in range(8)]
+                assert fitted.schedule is not None and fitted.schedule.piece == piece
+        trained.append([*losses, *one.model.parameters()])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*trained))
 
 
 def job(kind: Any, **settings: Any) -> Job:

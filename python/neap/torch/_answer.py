@@ -19,6 +19,9 @@ from neap.torch._storage import Storage, blocks
 from neap.torch._turns import COME, GO
 from neap.torch._world import Loan, World
 
+AFTER: Point = ("after", 0)
+"""The moment at which backward has ended."""
+
 
 class Timeline:
     """What ``neap simulate`` says of a plan: when copies begin and end, in places of operators."""
@@ -72,6 +75,7 @@ def points(world: World) -> list[tuple[int, Point]]:
         found.append((place, saved.order, ("unpack", saved.place)))
     if world.loans:
         found.append((world.backward[0], -2, ("backward", 0)))
+        found.append((world.backward[1], -2, AFTER))
     found.sort(key=lambda point: point[:2])
     return [(place, point) for place, _, point in found]
 
@@ -186,6 +190,7 @@ def schedule(
         ],
         away={world.whole.get(name, name) for name in moved_states},
         ahead=world.ahead,
+        piece=world.piece,
         peak_bytes=max(standing),
         swap_bytes=sum(moved[one].storage.bytes for one in acted),
         lent=[[(s.name, s.bytes) for s in loan.members] for loan in lent],
@@ -270,6 +275,8 @@ class Lending:
                 (FETCH, move.back),
                 (HOME, home),
             ):
+                if self._moments[moment][1] == AFTER:
+                    continue  # Then all come back in any case.
                 actions.setdefault(self._moments[moment][1], []).append((what, one))
         return list(numbers)
 

@@ -15,7 +15,7 @@ _REFINEMENTS = 3
 _STEPS = 16
 """A small step of a margin is this part of the budget."""
 
-_TRIMS = 8
+_TRIMS = 16
 """So often in an iteration the allocator may give back what it keeps free."""
 
 
@@ -103,14 +103,6 @@ class Growth:
         if point is None or point in schedule.trims or len(schedule.trims) >= _TRIMS:
             return None
         return replace(schedule, trims=[*schedule.trims, point])
-
-
-def trims(schedule: Schedule) -> str:
-    """What the report says of a plan that gives back free memory."""
-    return (
-        f"free memory is given back {len(schedule.trims)} times an iteration; the time that this "
-        "takes is not predicted"
-    )
 
 
 class Enforcement:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -17,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from neap.torch import _graph
 from neap.torch._compact import compact
 from neap.torch._early import Completions, moved, why_not
-from neap.torch._enforce import Enforcement, Margin, trims
+from neap.torch._enforce import Enforcement, Margin
 from neap.torch._lift import Lift
 from neap.torch._loans import lendable
 from neap.torch._meter import Meter, drifted, measured_link
@@ -25,7 +24,7 @@ from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
-from neap.torch._report import Report, parse_budget
+from neap.torch._report import Report, acts, parse_budget
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._share import Offer, Share, ShareError, script_name
@@ -42,6 +41,7 @@ _REPLANS = 6
 _LONGEST = 8
 """So many iterations of a plan are looked at while what is reserved grows."""
 _UNMET = "the budget can't be met; this is the lowest peak that was found"
+_OVER = "the allocator reserves more than the budget"
 
 
 _ACTING: list[Fit] = []
@@ -99,6 +99,8 @@ class Fit:
         """Whether the first iterations by the plan showed nothing that calls for another."""
         self._tried = 0
         """Iterations that ran by the present plan."""
+        self._trims_fitted = False
+        """Whether the plan keeps to the budget by giving back free memory."""
         self._banned: set[tuple[str, int]] = set()
         self._closed = False
         self._by_hand = False
@@ -122,8 +124,10 @@ class Fit:
         self.watch.named.append(self.runtime.recompute.resolve)
         self.watch.install()
         self.watch.before_step.append(self._before_step)
+        self.watch.before_piece.append(lambda number: self.runtime.reached("step", number))
         self.watch.after_step.append(self._stepped)
         self.watch.before_backward.append(lambda: self.runtime.reached("backward"))
+        self.watch.after_backward.append(lambda: self.runtime.reached("after"))
         self.watch.after_backward.append(self.runtime.loans.leave)
         # Once, before anything of the script's own: a hook that is pushed inside another's block
         # would be popped with it.
@@ -229,6 +233,8 @@ class Fit:
                 self._tried += 1
                 if not self._settled:
                     self._look(self.schedule)
+                elif self._trims_fitted and self._over(self.schedule) > 0:
+                    self._look_again(self.schedule)
                 elif self.runtime.meter is not None and self.runtime.meter.turn():
                     self._feed_back(self.runtime.meter)
             else:
@@ -440,10 +446,10 @@ class Fit:
         self.runtime.recompute.differing.clear()
         made = dict(self.runtime.remakes.differing)
         self.runtime.remakes.differing.clear()
-        over = self.enforcement.peak_reserved() - schedule.budget_bytes
+        over = self._over(schedule)
         report = self._report
         # The first ones grow into what the allocator keeps, and so do those after giving back.
-        enough = 4 if schedule.trims else 2
+        enough = _LONGEST if schedule.trims else 2
         grows = self.enforcement.grew() and self._tried < _LONGEST
         if (grows or self._tried < enough) and over <= 0 and not differing and not made:
             return
@@ -471,28 +477,43 @@ class Fit:
             self._act(found)
             return
         fits = over <= 0
-        if not fits and self.runtime.growth is not None:
+        possible = schedule.peak_bytes <= schedule.budget_bytes
+        if not fits and possible and self.runtime.growth is not None:
             trimmed = self.runtime.growth.trimmed(schedule)
             if trimmed is not None:
                 self._act(trimmed)
                 return
-            if schedule.trims:  # They did not help.
-                schedule = replace(schedule, trims=[])
-                self._act(schedule)
         self._settle(schedule, fits)
+
+    def _over(self, schedule: Schedule) -> int:
+        """By how many bytes the plan has made the allocator reserve more than the budget."""
+        return self.enforcement.peak_reserved() - schedule.budget_bytes
+
+    def _look_again(self, schedule: Schedule) -> None:
+        """Free memory lies elsewhere in each iteration, and one has reserved more than those that
+        were looked at: the next ones show where it must be given back too.
+        """
+        self._settled, self._tried = False, 0
+        self.enforcement.restart()
+        self.runtime.growth = self.enforcement.growth(schedule.budget_bytes)
 
     def _settle(self, schedule: Schedule, fits: bool) -> None:
         """The plan stays; if it fits, the budget binds from now on."""
         self._end_search()
-        report = self._report
-        if schedule.trims:
-            report.notes.append(trims(schedule))
         # On a device it is met though its margin was not left free; a CPU measures nothing.
-        if fits and _UNMET in report.notes and self.enforcement.peak_reserved():
-            report.met = True
-            report.notes.remove(_UNMET)
-        if fits:  # A script whose plan needs more must not fail for it.
+        if self.enforcement.peak_reserved():
+            self._say_whether_met(schedule, fits)
+        self._trims_fitted = fits and bool(schedule.trims)
+        # A script must not fail because its plan needs more, now or in a later iteration.
+        if fits and not schedule.trims:
             self.enforcement.begin(schedule.budget_bytes)
+
+    def _say_whether_met(self, schedule: Schedule, met: bool) -> None:
+        report = self._report
+        report.met = met
+        report.notes = [note for note in report.notes if note not in (_UNMET, _OVER)]
+        if not met:
+            report.notes.append(_OVER if schedule.met else _UNMET)
 
     def _feed_back(self, meter: Meter) -> None:
         """Plans anew where copies are quicker or slower than the plan takes them to be."""
@@ -551,12 +572,9 @@ class Fit:
         report.unplanned_peak_bytes = schedule.unplanned_peak_bytes
         report.predicted_iteration_ns = schedule.iteration_ns
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
-        report.met = schedule.met
+        report.trims = len(schedule.trims)
         report.excluded = schedule.excluded
-        if _UNMET in report.notes:
-            report.notes.remove(_UNMET)
-        if not schedule.met:
-            report.notes.append(_UNMET)
+        self._say_whether_met(schedule, schedule.met)
         computes = self.enforcement.computes()
         self.runtime.recompute.compare = self.runtime.remakes.compare = computes
         if computes and self.runtime.meter is None:
@@ -574,13 +592,4 @@ class Fit:
         self._began = time.perf_counter()
         if self._save_plan is not None:
             schedule.save(self._save_plan)
-        count = sum(map(len, schedule.lent))
-        lent = f"{count} parameters leave during backward, " if count else ""
-        self._say(
-            f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "
-            f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
-            f"{len(schedule.away) + sum(map(len, schedule.turns))} states are swapped, {lent}"
-            f"{len(schedule.again)} calls and {len(schedule.remade)} operators run again; "
-            f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
-            f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"
-        )
+        self._say(acts(schedule))

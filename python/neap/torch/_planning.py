@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from neap.torch import _form, _world
+from neap.torch import _form, _states, _world
 from neap.torch._answer import Timeline, schedule
 from neap.torch._early import updated
 from neap.torch._graph import Iteration
@@ -37,6 +37,8 @@ _GOOD = 1.05
 """Where running operators again makes a plan that takes no longer than this, in parts of the time
 without a plan, calls are not looked at.
 """
+_HALVINGS = 2
+"""So often the bytes of states in a piece of the step are halved, where the budget asks for it."""
 _PRUNED = 2
 """How many of the last ranges are left out on trial."""
 _AS_LISTED = ["--no-reorder", "--no-split"]
@@ -168,6 +170,7 @@ class Planner:
             if soon is not None:
                 self._soon_ranges, _ = self._candidates(soon)
         self.ahead = False
+        self.piece: int | None = None
         self._profile: dict[str, Any] | None = None
         """The device with its link as measured, once it was."""
         self._link: dict[str, int] | None = None
@@ -217,7 +220,16 @@ class Planner:
         if self._way == _EARLY and self.soon is not None:
             return World(self.recorder, self.soon, ranges, self.move_states, early=True)
         lend = self._lend if self._way == _LENDING else ()
-        return World(self.recorder, self.found, ranges, self.move_states, self.ahead, lend)
+        return self._usual(ranges, self.ahead, self.piece, lend)
+
+    def _usual(
+        self,
+        ranges: Sequence[Range] = (),
+        ahead: bool = False,
+        piece: int | None = None,
+        lend: Collection[Storage] = (),
+    ) -> World:
+        return World(self.recorder, self.found, ranges, self.move_states, ahead, lend, piece=piece)
 
     def plan(
         self, budget: Callable[[int], int], less: tuple[int, int] = (0, 0), banned: Bans = ()
@@ -236,7 +248,11 @@ class Planner:
         """
         asked = budget(self.unplanned)
         bound, bound_soon = (max(asked - size, _LEAST) for size in less)
-        self.ahead = World(self.recorder, self.found, (), True, True).step_peak() <= bound
+        self.ahead = self._usual(ahead=True).step_peak() <= bound
+        # Pieces are no smaller than the budget asks for, since each costs the host its time.
+        sizes = [_states.PIECE_BYTES >> number for number in range(_HALVINGS + 1)]
+        fitting = (size for size in sizes if self._usual(piece=size).step_peak() <= bound)
+        self.piece = next(fitting, sizes[-1])
         usable = [r for r in self.ranges if r.key not in set(banned)]
         kept = self._kept((bound, bound_soon), usable)
         if kept is not None and kept.exists():

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from neap.torch._schedule import Schedule
+
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -43,6 +45,8 @@ class Report:
         met: whether the plan's peak and what the allocator reserves beyond it fit the budget.
         margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
             what it gives out.
+        trims: how often in an iteration the allocator gives back free memory; what this takes is
+            not predicted.
         peak_allocated_bytes, peak_reserved_bytes: measured since the plan acts; 0 on the CPU.
         swapped_out, swapped_in: copies of activations; ``late`` of those back were waited for.
         freed: storages of swapped activations that were seen to be gone from the device.
@@ -68,6 +72,7 @@ class Report:
     met: bool = False
     planned: int = 0
     unplanned: dict[str, int] = field(default_factory=dict)
+    trims: int = 0
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
     allocator_retries: int = 0
@@ -133,8 +138,27 @@ class Report:
             rates = sorted(self.link_bytes_per_s.items())
             measured = ", ".join(f"{rate / 1e9:,.2f} GB/s {lane}" for lane, rate in rates)
             lines.append(f"  copies measured at {measured}")
+        if self.trims:
+            lines.append(
+                f"  free memory is given back {self.trims} times an iteration; the time that this "
+                "takes is not predicted"
+            )
         lines += [f"  planned anew: {why}" for why in self.replans]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def acts(schedule: Schedule) -> str:
+    """The line that says that a plan acts."""
+    count = sum(map(len, schedule.lent))
+    lent = f"{count} parameters leave during backward, " if count else ""
+    return (
+        f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "
+        f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
+        f"{len(schedule.away) + sum(map(len, schedule.turns))} states are swapped, {lent}"
+        f"{len(schedule.again)} calls and {len(schedule.remade)} operators run again; "
+        f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
+        f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"
+    )
 
 
 def size(count: int) -> str:

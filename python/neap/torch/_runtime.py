@@ -191,8 +191,8 @@ class Runtime:
             for n, (view, node) in enumerate(schedule.expected)
         ]
 
-    def reached(self, kind: str) -> None:
-        """Backward or the optimizer's step begins."""
+    def reached(self, kind: str, number: int = 0) -> None:
+        """Backward, the optimizer's step, or a piece of that step begins."""
         if self.diverged is not None:
             return
         if kind == "backward" and self.schedule is not None and self.schedule.lent:
@@ -201,12 +201,12 @@ class Runtime:
                 self.loans.enter()
                 self.act(self._at_backward, 0)
         if self._trims or self.growth is not None:
-            self._at(kind)
+            self._at(kind, number)
 
-    def _at(self, kind: str) -> None:
+    def _at(self, kind: str, number: int = 0) -> None:
         if self.growth is not None:
-            self.growth.look(kind, 0)
-        if (kind, 0) in self._trims:
+            self.growth.look(kind, number)
+        if (kind, number) in self._trims:
             torch.cuda.empty_cache()
 
     def end(self) -> str | None:

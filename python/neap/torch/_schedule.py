@@ -98,6 +98,7 @@ class Schedule:
         remade: storages that operators make again from what they saved.
         away: names of the optimizer states that stay on the host between steps.
         ahead: whether their copies run beside the updates of other pieces.
+        piece: the bytes of states that a piece of the step should have; nothing for the usual.
         early: whether updates run inside backward, each when its gradient is complete.
         soon: the parameters that are updated so.
         turns: for each parameter whose optimizer states are on the device around its early update
@@ -108,7 +109,8 @@ class Schedule:
         borrowed: for saved tensors of such parameters the parcel, and which parameter of it.
         packed: how many tensors are saved before backward begins.
         trims: points at which the allocator gives back what it keeps free; also ``("begin", 0)``,
-            ``("backward", 0)`` and ``("step", 0)``, where these begin.
+            ``("backward", 0)`` and ``("step", 0)``, where these begin, and ``("step", n)`` before
+            the n-th piece of the step.
         excluded: why calls of modules can't be run again, with how many.
     """
 
@@ -119,6 +121,7 @@ class Schedule:
     again: list[Again] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
     ahead: bool = False
+    piece: int | None = None
     early: bool = False
     peak_bytes: int = 0
     unplanned_peak_bytes: int = 0

@@ -36,8 +36,9 @@ DIVISIBLE: tuple[type[Optimizer], ...] = (
     torch.optim.Adamax,
 )
 PIECE = 64
-"""A piece has at least this many parameters or :data:`PIECE_BYTES` of states."""
+"""A piece has no more parameters."""
 PIECE_BYTES = 64 << 20
+"""A piece has about this many bytes of states, where the plan asks for no smaller pieces."""
 
 _KEYS = {
     "exp_avg",
@@ -68,16 +69,19 @@ def divisible(optimizer: Optimizer) -> bool:
     return type(optimizer) in DIVISIBLE and callable(getattr(plain, "__wrapped__", None))
 
 
-def full(parameters: int, size: int) -> bool:
-    """Whether a piece with `parameters` parameters and `size` bytes of states takes no more."""
-    return parameters >= PIECE or size >= PIECE_BYTES
-
-
-def bounds(size: int, states: int) -> list[tuple[int, int]]:
-    """The parts in which a parameter of `size` bytes is updated, each by its first byte and the one
-    after its last, given the bytes of all its states.
+def full(parameters: int, size: int, more: int, piece: int) -> bool:
+    """Whether a piece with `parameters` parameters and `size` bytes of states takes no `more`
+    bytes, where pieces of `piece` bytes are wanted. All states of a piece are on the device for its
+    update, so what would make it much larger begins the next.
     """
-    count = states // PIECE_BYTES
+    return parameters >= PIECE or size >= piece or (size > 0 and 2 * (size + more) > 3 * piece)
+
+
+def bounds(size: int, states: int, piece: int) -> list[tuple[int, int]]:
+    """The parts in which a parameter of `size` bytes is updated, each by its first byte and the one
+    after its last, given the bytes of all its states and those that a piece should have.
+    """
+    count = states // piece
     if count < 2:
         return [(0, size)]
     step = blocks(-(-size // count))
@@ -134,15 +138,19 @@ class States:
     Args:
         ahead: whether copies run while other pieces are updated, so that the states of up to three
             pieces are on the device.
+        piece: the bytes of states that a piece should have; nothing for :data:`PIECE_BYTES`.
     """
 
-    def __init__(self, optimizer: Optimizer, watch: Watch, ahead: bool = False) -> None:
+    def __init__(
+        self, optimizer: Optimizer, watch: Watch, ahead: bool = False, piece: int | None = None
+    ) -> None:
         self.optimizer = optimizer
         self.watch = watch
         self.bytes_in = 0
         self.bytes_out = 0
         self.pieces = 0
         self._ahead = ahead
+        self._piece = piece or PIECE_BYTES
         self._away: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         """For each parameter the host tensors of its states."""
         self._here: list[Piece] = []
@@ -212,7 +220,7 @@ class States:
             hosts = self._away[parameter]
             # What is not updated in parts is copied once more, into the pinned memory of a slab.
             total = sum(s.nbytes for s in states.values() if isinstance(s, torch.Tensor))
-            pinned = parameter.is_cuda and len(bounds(parameter.nbytes, total)) > 1
+            pinned = parameter.is_cuda and len(bounds(parameter.nbytes, total, self._piece)) > 1
             for key, state in states.items():
                 if key not in _KEYS or not isinstance(state, torch.Tensor) or state.dim() == 0:
                     continue
@@ -391,6 +399,8 @@ class States:
         groups = optimizer.param_groups
         try:
             for number, piece in enumerate(pieces):
+                for call in self.watch.before_piece if number else ():
+                    call(number)
                 if number == 0 or not self._ahead:
                     self._bring(piece, number % 2)
                 if self._ahead and number + 1 < len(pieces):
@@ -431,26 +441,28 @@ class States:
                     if key in _KEYS and isinstance(state, torch.Tensor)
                 ]
                 parts: list[Part | None] = [None]
-                cuts = bounds(parameter.nbytes, sum(state.nbytes for state in states))
+                size_of_states = sum(state.nbytes for state in states)
+                cuts = bounds(parameter.nbytes, size_of_states, self._piece)
                 if len(cuts) > 1:
                     large.append((parameter, self._in_parts(parameter)))
                     if large[-1][1]:
                         item = parameter.itemsize
                         parts = [Part(parameter, a // item, b // item) for a, b in cuts]
                 for part in parts:
-                    if full(count, size):
+                    more = size_of_states
+                    if part is not None:
+                        more = len(states) * (part.after - part.first) * parameter.itemsize
+                    if full(count, size, more, self._piece):
                         pieces.append(Piece(len(whole)))
                         size = count = 0
                     count += 1
+                    size += more
                     piece = pieces[-1]
                     piece.groups[group].append(part or parameter)
                     if part is not None:
                         piece.parts.append(part)
-                        size += len(states) * (part.after - part.first) * parameter.itemsize
-                        continue
-                    if parameter in self._away:
+                    elif parameter in self._away:
                         piece.away.append(parameter)
-                    size += sum(state.nbytes for state in states)
         laid = any(piece.slabs for piece in self._pieces)
         self._pieces, self._divided, self._known, self._large = pieces, now, known, large
         self._apart = laid

@@ -83,7 +83,7 @@ class Updates:
                 for parameter in group["params"]
                 if known.get(parameter) in names
             ]
-            states = States(optimizer, self._watch, schedule.ahead)
+            states = States(optimizer, self._watch, schedule.ahead, schedule.piece)
             states.start(wanted)
             self._states.append(states)
 

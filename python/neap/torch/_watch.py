@@ -47,6 +47,8 @@ class Watch:
 
     Attributes:
         at_step: called with the optimizer when a step is entered, ahead of all its own hooks.
+        before_piece: called with the number of a piece, from 1 on, before a step in pieces brings
+            the states that come next.
         before_step, after_step: called with the optimizer around each of its steps; where the step
             calls a closure for the loss, after the first such call.
         around_backward: entered around each call of backward, with the tensors it begins at.
@@ -56,6 +58,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.at_step: list[StepCallback] = []
+        self.before_piece: list[Callable[[int], None]] = []
         self.before_step: list[StepCallback] = []
         self.after_step: list[StepCallback] = []
         self.enter_module: list[Callable[[torch.nn.Module, str], None]] = []

@@ -113,6 +113,7 @@ class World:
         at: from places of the recording to new places.
         before: the same, ahead of what runs again just before that place.
         ahead: whether copies of states run beside the updates of other pieces.
+        piece: the bytes of states that a piece of the step should have; nothing for the usual.
         early: whether updates run inside backward; only states of these move then.
         backward: the first place of backward and the one after its last, where parameters may
             leave.
@@ -128,9 +129,12 @@ class World:
         ahead: bool = False,
         lend: Collection[Storage] = (),
         early: bool = False,
+        piece: int | None = None,
     ) -> None:
         self.recorder = recorder
         self.ahead = ahead
+        self.piece = piece
+        self._piece = piece or _states.PIECE_BYTES
         self.early = early
         self.found = found
         self.ranges = list(ranges)
@@ -205,7 +209,7 @@ class World:
         size = parameters[0].bytes
         if any(self._owners[s] is not node or s.bytes != size for s in states):
             return 1
-        return len(_states.bounds(size, len(states) * size))
+        return len(_states.bounds(size, len(states) * size, self._piece))
 
     def _states_of(self, step: Step, storages: Iterable[Storage]) -> list[Storage]:
         """The large optimizer states among ``storages``, or the parts of them that a step uses."""
@@ -219,7 +223,8 @@ class World:
     def _part(self, state: Storage, step: Step, count: int) -> Storage:
         known = self._parts.get((state, step.part))
         if known is None:
-            first, after = _states.bounds(state.bytes, count * state.bytes)[step.part]
+            cuts = _states.bounds(state.bytes, count * state.bytes, self._piece)
+            first, after = cuts[step.part]
             kind, _, parameter = state.name.partition(":")
             name = f"{kind}[{step.part}]:{parameter}"
             known = replace(state, name=name, bytes=after - first, shape=[after - first])
@@ -411,13 +416,14 @@ class World:
         for place, step in enumerate(self.steps):
             if step.node.op is not None or step.node.phase != OPTIMIZE or step.again:
                 continue
-            full = bool(groups) and _states.full(len(groups[-1]), size)
+            more = sum(s.bytes for s in self._states_of(step, step.node.writes))
+            full = bool(groups) and _states.full(len(groups[-1]), size, more, self._piece)
             after = bool(groups) and groups[-1][-1] != place - 1
             if not groups or (divisible and full) or after:
                 groups.append([])
                 size = 0
             groups[-1].append(place)
-            size += sum(s.bytes for s in self._states_of(step, step.node.writes))
+            size += more
         return groups
 
     def _standing(self, groups: Sequence[list[int]]) -> dict[int, list[int]]:
