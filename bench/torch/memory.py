@@ -229,11 +229,12 @@ def measured(
     with neap.torch.fit(
         job[0], job[2], budget, profile, verbose=False, early_updates=early
     ) as fitted:
-        for _ in range(40):
+        settled = 0
+        for _ in range(80):
             iterate(job, 1)
-            if fitted.settled:
+            settled = settled + 1 if fitted.settled else 0
+            if settled > AFTER:
                 break
-        iterate(job, AFTER)
         torch.cuda.reset_peak_memory_stats()
         retries = torch.cuda.memory_stats()["num_alloc_retries"]
         iterate(job, AFTER)

@@ -185,10 +185,11 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
         fitted = neap.torch.fit(
             model, optimizer, budget, profile, verbose=False, early_updates=way == EARLY
         )
-    for _ in range(40 if fitted else ITERATIONS - 3):
+    settled = 0
+    for _ in range(80 if fitted else ITERATIONS - 3):
         iterate(1)
-        if fitted is not None and fitted.settled:
-            iterate(3)
+        settled = settled + 1 if fitted is not None and fitted.settled else 0
+        if settled > 3:
             break
     torch.cuda.synchronize()
     if fitted is None:

@@ -18,7 +18,7 @@ from neap.torch._compact import compact
 from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement, Margin
 from neap.torch._lift import Lift
-from neap.torch._loans import lendable
+from neap.torch._loans import leavable
 from neap.torch._meter import Meter, drifted, measured_link
 from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
@@ -39,10 +39,7 @@ _ATTEMPTS = 12
 _REPLANS = 6
 """A plan is made anew at most so often because of what its first iterations showed."""
 _LONGEST = 8
-"""So many iterations of a plan are looked at while what is reserved grows."""
-_UNMET = "the budget can't be met; this is the lowest peak that was found"
-_OVER = "the allocator reserves more than the budget"
-
+"""So many iterations of a plan are looked at while what is reserved grows, and so often again."""
 
 _ACTING: list[Fit] = []
 """The fit that acts: hooks are global, so there is one at a time."""
@@ -99,8 +96,12 @@ class Fit:
         """Whether the first iterations by the plan showed nothing that calls for another."""
         self._tried = 0
         """Iterations that ran by the present plan."""
-        self._trims_fitted = False
-        """Whether the plan keeps to the budget by giving back free memory."""
+        self._instead: Schedule | None = None
+        """What acts where a quicker plan does not fit by giving back free memory."""
+        self._fitted = False
+        """Whether the plan kept to the budget when it was looked at."""
+        self._again = 0
+        """How often plans that did were looked at again."""
         self._banned: set[tuple[str, int]] = set()
         self._closed = False
         self._by_hand = False
@@ -120,7 +121,8 @@ class Fit:
         self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
         self.runtime.differs = self.enforcement.lift
         if timeline is not None:
-            self._draw(Timeline(timeline))
+            self.runtime.timeline = Timeline(timeline)
+            self.runtime.timeline.follow(self.watch)
         self.watch.named.append(self.runtime.recompute.resolve)
         self.watch.install()
         self.watch.before_step.append(self._before_step)
@@ -233,7 +235,7 @@ class Fit:
                 self._tried += 1
                 if not self._settled:
                     self._look(self.schedule)
-                elif self._trims_fitted and self._over(self.schedule) > 0:
+                elif self._fitted and self._misses(self.schedule):
                     self._look_again(self.schedule)
                 elif self.runtime.meter is not None and self.runtime.meter.turn():
                     self._feed_back(self.runtime.meter)
@@ -261,14 +263,6 @@ class Fit:
             self._watch_on()
         except Exception as error:  # Planning must never fail the script.
             self._give_up(f"{type(error).__name__}: {error}")
-
-    def _draw(self, timeline: Timeline) -> None:
-        self.runtime.timeline = timeline
-        self.watch.enter_module.append(lambda module, path: timeline.enter(path))
-        self.watch.leave_module.append(lambda module, path: timeline.leave(path))
-        self.watch.before_backward.append(lambda: timeline.enter("backward"))
-        self.watch.after_backward.append(lambda: timeline.leave("backward"))
-        self.watch.before_step.append(lambda optimizer: timeline.enter("optimizer step"))
 
     def _on_timeline(self, as_planned: bool) -> None:
         """Draws the fourth iteration that runs by the plan, when the allocator has settled."""
@@ -414,14 +408,8 @@ class Fit:
         return {name: tensor for role, name, tensor in found if role == "parameter"}
 
     def _lendable(self, recorder: Recorder) -> list[Storage]:
-        """The parameters that may leave during backward. With other processes, and in captured
-        graphs, their addresses may be known elsewhere.
-        """
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        if not alone or any(group.get("capturable") for group in groups):
-            return []
-        found = map(recorder.storages.find, filter(lendable, self._parameters().values()))
+        """The parameters that may leave during backward."""
+        found = map(recorder.storages.find, leavable(self._parameters(), self._optimizers))
         return [storage for storage in found if storage is not None]
 
     def _soon(self, recorder: Recorder, found: _graph.Iteration) -> _graph.Iteration | None:
@@ -449,7 +437,7 @@ class Fit:
         over = self._over(schedule)
         report = self._report
         # The first ones grow into what the allocator keeps, and so do those after giving back.
-        enough = _LONGEST if schedule.trims else 2
+        enough = _LONGEST if schedule.trims or self._again else 2
         grows = self.enforcement.grew() and self._tried < _LONGEST
         if (grows or self._tried < enough) and over <= 0 and not differing and not made:
             return
@@ -465,12 +453,20 @@ class Fit:
             self._replan("calls that did not give the same again are kept")
             return
         margin = self._margins[schedule.early]
-        found = margin.judge(schedule, over)
+        before, growth = margin.bytes, self.runtime.growth
+        found = margin.judge(schedule, over) if self._instead is None else None
         report.margin_bytes = margin.bytes
         if isinstance(found, int) and self._replans < _REPLANS:
             unused = f"the allocator left {-over} bytes of the budget unused"
             more = f"the allocator reserved {over} bytes more than the budget"
-            self._replan(more if over > 0 else unused)
+            other = self._plan_anew(more if over > 0 else unused)
+            if over > 0 and other is not None and schedule.is_better_than(other):
+                trimmed = None if growth is None else growth.trimmed(schedule)
+                if trimmed is not None:
+                    self._instead, other = other, trimmed
+                    margin.bytes = report.margin_bytes = before
+            if other is not None:
+                self._act(other)
             return
         if isinstance(found, Schedule):  # It fitted, and is looked at once more.
             self._say("neap: an earlier plan was better")
@@ -478,21 +474,31 @@ class Fit:
             return
         fits = over <= 0
         possible = schedule.peak_bytes <= schedule.budget_bytes
-        if not fits and possible and self.runtime.growth is not None:
-            trimmed = self.runtime.growth.trimmed(schedule)
+        if not fits and possible and growth is not None:
+            trimmed = growth.trimmed(schedule)
             if trimmed is not None:
                 self._act(trimmed)
                 return
+        if not fits and self._instead is not None:
+            instead, self._instead = self._instead, None
+            self._act(instead)
+            return
         self._settle(schedule, fits)
 
     def _over(self, schedule: Schedule) -> int:
         """By how many bytes the plan has made the allocator reserve more than the budget."""
         return self.enforcement.peak_reserved() - schedule.budget_bytes
 
-    def _look_again(self, schedule: Schedule) -> None:
-        """Free memory lies elsewhere in each iteration, and one has reserved more than those that
-        were looked at: the next ones show where it must be given back too.
+    def _misses(self, schedule: Schedule) -> bool:
+        """Whether a plan that kept to the budget does so no more: free memory lies elsewhere in
+        each iteration.
         """
+        over = bool(schedule.trims) and self._over(schedule) > 0
+        return self._again < _LONGEST and (over or self.enforcement.retries() > 0)
+
+    def _look_again(self, schedule: Schedule) -> None:
+        """The next iterations show where free memory must be given back too."""
+        self._again += 1
         self._settled, self._tried = False, 0
         self.enforcement.restart()
         self.runtime.growth = self.enforcement.growth(schedule.budget_bytes)
@@ -502,18 +508,11 @@ class Fit:
         self._end_search()
         # On a device it is met though its margin was not left free; a CPU measures nothing.
         if self.enforcement.peak_reserved():
-            self._say_whether_met(schedule, fits)
-        self._trims_fitted = fits and bool(schedule.trims)
+            self._report.say_whether_met(schedule, fits)
+        self._fitted = fits
         # A script must not fail because its plan needs more, now or in a later iteration.
         if fits and not schedule.trims:
             self.enforcement.begin(schedule.budget_bytes)
-
-    def _say_whether_met(self, schedule: Schedule, met: bool) -> None:
-        report = self._report
-        report.met = met
-        report.notes = [note for note in report.notes if note not in (_UNMET, _OVER)]
-        if not met:
-            report.notes.append(_OVER if schedule.met else _UNMET)
 
     def _feed_back(self, meter: Meter) -> None:
         """Plans anew where copies are quicker or slower than the plan takes them to be."""
@@ -539,20 +538,26 @@ class Fit:
         self.runtime.growth = None
 
     def _replan(self, why: str) -> None:
+        made = self._plan_anew(why)
+        if made is not None:
+            self._act(made)
+
+    def _plan_anew(self, why: str) -> Schedule | None:
+        """Another plan; nothing where the search has ended instead."""
         report = self._report
+        self._instead = None
         if self._replans >= _REPLANS or self.planner is None:
             self._end_search()
-            return
+            return None
         self._replans += 1
         report.replans.append(why)
         self._say(f"neap: planning anew: {why}")
         try:
-            made = self._planned(self.planner)
+            return self._planned(self.planner)
         except PlanError as error:
             report.notes.append(str(error))
             self._end_search()
-            return
-        self._act(made)
+            return None
 
     def _forget_margins(self) -> None:
         """What is known of the allocator is what the watched iterations showed."""
@@ -574,7 +579,7 @@ class Fit:
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
         report.trims = len(schedule.trims)
         report.excluded = schedule.excluded
-        self._say_whether_met(schedule, schedule.met)
+        report.say_whether_met(schedule, schedule.met)
         computes = self.enforcement.computes()
         self.runtime.recompute.compare = self.runtime.remakes.compare = computes
         if computes and self.runtime.meter is None:

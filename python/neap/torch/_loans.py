@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import torch
+from torch.optim.optimizer import Optimizer
 
 from neap.torch._calls import View
 from neap.torch._holder import Counts, flat, seen_as
@@ -53,6 +54,19 @@ def lendable(parameter: torch.Tensor) -> bool:
         and parameter.storage_offset() == 0
         and parameter.untyped_storage().nbytes() == parameter.nbytes
     )
+
+
+def leavable(
+    parameters: dict[str, torch.Tensor], optimizers: Iterable[Optimizer]
+) -> list[torch.Tensor]:
+    """Those that may leave. With other processes, and in captured graphs, their addresses may be
+    known elsewhere, so that none may.
+    """
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if not alone or any(group.get("capturable") for group in groups):
+        return []
+    return [parameter for parameter in parameters.values() if lendable(parameter)]
 
 
 class Lent:

@@ -35,6 +35,10 @@ def parse_budget(budget: str | int) -> Callable[[int], int]:
     return lambda peak: int(number * scale)
 
 
+_UNMET = "the budget can't be met; this is the lowest peak that was found"
+_OVER = "the allocator reserves more than the budget"
+
+
 @dataclass
 class Report:
     """What happened so far. Bytes and nanoseconds are whole numbers.
@@ -94,6 +98,13 @@ class Report:
     replans: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     excluded: dict[str, int] = field(default_factory=dict)
+
+    def say_whether_met(self, schedule: Schedule, met: bool) -> None:
+        """Whether the plan keeps to the budget, and if not, why."""
+        self.met = met
+        self.notes = [note for note in self.notes if note not in (_UNMET, _OVER)]
+        if not met:
+            self.notes.append(_OVER if schedule.met else _UNMET)
 
     def __str__(self) -> str:
         if not self.planned and not self.unplanned:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from neap.torch._watch import Watch
+
 LANES = {"script": 0, "to host": 1, "to device": 2}
 
 
@@ -32,6 +34,14 @@ class Timeline:
         self._open: list[tuple[str, int]] = []
         self._zero = 0
         self._first: Any = None
+
+    def follow(self, watch: Watch) -> None:
+        """Shows modules, backward and steps."""
+        watch.enter_module.append(lambda module, path: self.enter(path))
+        watch.leave_module.append(lambda module, path: self.leave(path))
+        watch.before_backward.append(lambda: self.enter("backward"))
+        watch.after_backward.append(lambda: self.leave("backward"))
+        watch.before_step.append(lambda optimizer: self.enter("optimizer step"))
 
     def start(self, device: str) -> None:
         """An iteration begins."""
