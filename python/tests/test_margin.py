@@ -9,10 +9,10 @@ from typing import Any
 import neap.torch
 import pytest
 import torch
-from jobs import Transformer, language
+from jobs import Job, Transformer, language
 from neap.torch import _fit
 from neap.torch._enforce import Enforcement, Growth, Margin
-from neap.torch._schedule import TRIM, Schedule
+from neap.torch._schedule import TRIM, Point, Schedule
 
 MIB = 1 << 20
 
@@ -127,35 +127,59 @@ def test_a_plan_is_looked_at_until_the_allocator_reserves_no_more(
     assert report.replans == ["the allocator reserved 8 bytes more than the budget"], report
 
 
+class Found(Growth):
+    """Finds a point each time that it is asked, as long as there are points."""
+
+    points: list[Point]
+
+    def look(self, kind: str, number: int) -> None:
+        pass
+
+    def trimmed(self, schedule: Schedule) -> Schedule | None:
+        if not self.points:
+            return None
+        return replace(schedule, trims=[*schedule.trims, self.points.pop(0)])
+
+
+@pytest.fixture
+def reserved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the allocator is said to have reserved, with growth at two points."""
+    Found.points = [("unpack", 1), ("unpack", 2)]
+    found = [0]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(Enforcement, "peak_reserved", lambda self: found[0])
+    monkeypatch.setattr(Enforcement, "growth", lambda self, budget: Found(budget))
+    return found
+
+
+def words() -> Job:
+    """A small transformer."""
+    model = Transformer()
+    return language(model, torch.optim.SGD(model.parameters(), lr=0.1), batch=4)
+
+
+def fit(job: Job) -> neap.torch.Fit:
+    """Acts by a plan of this job from now on."""
+    fitted = neap.torch.fit(job.model, job.optimizer, "80%", "host", verbose=False)
+    while fitted.schedule is None:
+        job.iteration()
+    return fitted
+
+
 @pytest.mark.usefixtures("small")
 def test_a_plan_with_trims_gets_more_when_a_later_iteration_shows_that_it_needs_them(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int]
 ) -> None:
     """Free memory lies elsewhere in each iteration. Such a plan is never enforced."""
-    reserved: list[int] = [0]
-    points = iter([("unpack", 1), ("unpack", 2)])
-
-    class Found(Growth):
-        def look(self, kind: str, number: int) -> None:
-            pass
-
-        def trimmed(self, schedule: Schedule) -> Schedule | None:
-            return replace(schedule, trims=[*schedule.trims, next(points)])
-
     monkeypatch.setattr(_fit, "_REPLANS", 0)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(Enforcement, "peak_reserved", lambda self: reserved[0])
-    monkeypatch.setattr(Enforcement, "growth", lambda self, budget: Found(budget))
     monkeypatch.setattr(Enforcement, "begin", lambda self, budget: pytest.fail("enforced"))
-    model = Transformer()
-    job = language(model, torch.optim.SGD(model.parameters(), lr=0.1), batch=4)
-    with neap.torch.fit(model, job.optimizer, "80%", "host", verbose=False) as fitted:
-        while fitted.schedule is None:
-            job.iteration()
+    job = words()
+    with fit(job) as fitted:
+        assert fitted.schedule is not None
         budget = fitted.schedule.budget_bytes
         for count in (1, 2):
             reserved[0] = budget + 5
-            while fitted.schedule.trims == [("unpack", 1)][: count - 1]:
+            while len(fitted.schedule.trims) < count:
                 job.iteration()
             assert not fitted.settled
             reserved[0] = budget - 5
@@ -163,3 +187,63 @@ def test_a_plan_with_trims_gets_more_when_a_later_iteration_shows_that_it_needs_
                 job.iteration()
             assert fitted.report().met and fitted.report().trims == count
         assert fitted.schedule.trims == [("unpack", 1), ("unpack", 2)]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("helps", [True, False])
+@pytest.mark.parametrize("longer", [1.04, 1.06])
+def test_a_quicker_plan_is_kept_by_trims_where_they_help(
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int], longer: float, helps: bool
+) -> None:
+    """They are tried where a wider margin makes the plan more than a twentieth slower."""
+    planned = _fit.Fit._planned
+    made: list[Schedule] = []
+
+    def slower(self: _fit.Fit, planner: Any) -> Schedule:
+        one = planned(self, planner)
+        one.met, one.iteration_ns = True, int(1_000_000 * (longer if made else 1))
+        made.append(one)
+        return one
+
+    monkeypatch.setattr(_fit.Fit, "_planned", slower)
+    job = words()
+    with fit(job) as fitted:
+        assert fitted.schedule is not None
+        budget = fitted.schedule.budget_bytes
+        reserved[0] = budget + 5
+        job.iteration()
+        trimmed = fitted.schedule.trims == [("unpack", 1)]
+        assert trimmed == (longer == 1.06) and len(made) == 2
+        if trimmed and not helps:
+            Found.points = []
+            job.iteration()
+        reserved[0] = budget - budget // 50
+        while not fitted.settled:
+            job.iteration()
+        kept = made[0] if trimmed and helps else made[1]
+        assert fitted.schedule.iteration_ns == kept.iteration_ns and fitted.report().met
+        assert fitted.schedule.trims == ([("unpack", 1)] if kept is made[0] else [])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_plan_whose_allocator_had_to_try_again_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int]
+) -> None:
+    retries, begun = [0], [0]
+    monkeypatch.setattr(Enforcement, "retries", lambda self: retries[0])
+    monkeypatch.setattr(Enforcement, "begin", lambda self, budget: begun.append(budget))
+    job = words()
+    with fit(job) as fitted:
+        assert fitted.schedule is not None
+        reserved[0] = fitted.schedule.budget_bytes - 5
+        while not fitted.settled:
+            job.iteration()
+        job.iteration()
+        assert fitted.settled and len(begun) == 2
+        retries[0] = 1
+        job.iteration()
+        assert not fitted.settled
+        retries[0] = 0
+        while not fitted.settled:
+            job.iteration()
+        assert len(begun) == 3
