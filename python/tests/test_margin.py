@@ -48,6 +48,19 @@ def test_a_plan_that_takes_more_when_it_is_looked_at_again_is_the_best_no_more()
     assert margin.judge(lower, -10 * MIB) is None
 
 
+def test_a_plan_that_comes_back_and_fits_again_stays() -> None:
+    """Margins that were tried already are not tried again."""
+    margin = Margin()
+    assert margin.judge(made(990 * MIB), 20 * MIB) == 22 * MIB
+    fitted = made(800 * MIB)
+    assert margin.judge(fitted, -80 * MIB) == 105 * MIB
+    assert margin.judge(made(895 * MIB), 3 * MIB) == 152 * MIB + MIB // 2
+    slower = made(847 * MIB)
+    slower.iteration_ns = 1
+    assert margin.judge(slower, -8 * MIB) is fitted
+    assert margin.judge(fitted, -80 * MIB) is None
+
+
 def test_a_trim_comes_at_the_last_point_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each search adds one point, and none twice."""
     reserved = [0]

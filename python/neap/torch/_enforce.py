@@ -60,6 +60,8 @@ class Margin:
                 self.bytes += step
                 return self.bytes
         else:
+            if self._best is schedule:  # It came back, and fits again.
+                return None
             if self._best is None or schedule.iteration_ns < self._best.iteration_ns:
                 self._best, self._fitted = schedule, left
             if self._failed is None or -over < schedule.budget_bytes // 40:
