@@ -227,9 +227,11 @@ def test_a_quicker_plan_is_kept_by_trims_where_they_help(
         job.iteration()
         trimmed = fitted.schedule.trims == [("unpack", 1)]
         assert trimmed == (longer == 1.06) and len(made) == 2
+        assert fitted.report().margin_bytes == (0 if trimmed else (2 << 20) + 5)
         if trimmed and not helps:
             Found.points = []
             job.iteration()
+            assert fitted.report().margin_bytes == (2 << 20) + 5
         reserved[0] = budget - budget // 50
         while not fitted.settled:
             job.iteration()

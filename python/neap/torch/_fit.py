@@ -96,8 +96,8 @@ class Fit:
         """Whether the first iterations by the plan showed nothing that calls for another."""
         self._tried = 0
         """Iterations that ran by the present plan."""
-        self._instead: Schedule | None = None
-        """What acts where a quicker plan does not fit by giving back free memory."""
+        self._instead: tuple[Schedule, int] | None = None
+        """The plan that acts, with its margin, where a quicker one does not fit by trims."""
         self._fitted = False
         """Whether the plan kept to the budget when it was looked at."""
         self._again = 0
@@ -455,7 +455,6 @@ class Fit:
         margin = self._margins[schedule.early]
         before, growth = margin.bytes, self.runtime.growth
         found = margin.judge(schedule, over) if self._instead is None else None
-        report.margin_bytes = margin.bytes
         if isinstance(found, int) and self._replans < _REPLANS:
             unused = f"the allocator left {-over} bytes of the budget unused"
             more = f"the allocator reserved {over} bytes more than the budget"
@@ -463,8 +462,8 @@ class Fit:
             if over > 0 and other is not None and schedule.is_better_than(other):
                 trimmed = None if growth is None else growth.trimmed(schedule)
                 if trimmed is not None:
-                    self._instead, other = other, trimmed
-                    margin.bytes = report.margin_bytes = before
+                    self._instead, other = (other, margin.bytes), trimmed
+                    margin.bytes = before
             if other is not None:
                 self._act(other)
             return
@@ -480,7 +479,7 @@ class Fit:
                 self._act(trimmed)
                 return
         if not fits and self._instead is not None:
-            instead, self._instead = self._instead, None
+            (instead, margin.bytes), self._instead = self._instead, None
             self._act(instead)
             return
         self._settle(schedule, fits)
@@ -565,9 +564,7 @@ class Fit:
 
     def _planned(self, planner: Planner) -> Schedule:
         margins = self._margins[False].bytes, self._margins[True].bytes
-        made = planner.plan(self._budget, margins, self._banned)
-        self._report.margin_bytes = margins[made.early]
-        return made
+        return planner.plan(self._budget, margins, self._banned)
 
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -578,6 +575,7 @@ class Fit:
         report.predicted_iteration_ns = schedule.iteration_ns
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
         report.trims = len(schedule.trims)
+        report.margin_bytes = self._margins[schedule.early].bytes
         report.excluded = schedule.excluded
         report.say_whether_met(schedule, schedule.met)
         computes = self.enforcement.computes()
