@@ -26,6 +26,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import neap.torch
 import torch
+from settle import settle
 from table import Table, mib
 from torch import nn
 from torch.nn import functional
@@ -229,12 +230,7 @@ def measured(
     with neap.torch.fit(
         job[0], job[2], budget, profile, verbose=False, early_updates=early
     ) as fitted:
-        settled = 0
-        for _ in range(80):
-            iterate(job, 1)
-            settled = settled + 1 if fitted.settled else 0
-            if settled > AFTER:
-                break
+        settle(fitted, lambda: iterate(job, 1))
         torch.cuda.reset_peak_memory_stats()
         retries = torch.cuda.memory_stats()["num_alloc_retries"]
         iterate(job, AFTER)

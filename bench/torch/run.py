@@ -31,6 +31,7 @@ import neap.torch
 import torch
 from drawing import Bar, drawn
 from neap.torch._planning import executable
+from settle import settle
 from table import Table, mib
 from torch import nn
 from torch.nn import functional
@@ -185,12 +186,10 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
         fitted = neap.torch.fit(
             model, optimizer, budget, profile, verbose=False, early_updates=way == EARLY
         )
-    settled = 0
-    for _ in range(80 if fitted else ITERATIONS - 3):
-        iterate(1)
-        settled = settled + 1 if fitted is not None and fitted.settled else 0
-        if settled > 3:
-            break
+    if fitted is not None:
+        settle(fitted, lambda: iterate(1))
+    else:
+        iterate(ITERATIONS - 3)
     torch.cuda.synchronize()
     if fitted is None:
         torch.cuda.empty_cache()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -82,8 +83,9 @@ class Growth:
     """Finds the point of an iteration after which the allocator reserves more than the budget.
 
     Free memory lies in pieces, and what fits into none of them is reserved anew. Where no plan with
-    any margin fits, the allocator gives back what it keeps free (``torch.cuda.empty_cache``) at the
-    last point before that. This makes the host wait for the device, so it is done last.
+    any margin fits, or only a much slower one, the allocator gives back what it keeps free
+    (``torch.cuda.empty_cache``) at the last point before that. This makes the host wait for the
+    device.
     """
 
     def __init__(self, budget: int) -> None:
@@ -128,7 +130,10 @@ class Enforcement:
         return self.device == "cuda" and torch.cuda.is_available()
 
     def _statistic(self, name: str) -> int:
-        return int(torch.cuda.memory_stats().get(name, 0)) if self._on else 0
+        found: Any = torch.cuda.memory_stats_as_nested_dict() if self._on else {}
+        for part in name.split("."):  # The plain dictionary takes ten times as long to make.
+            found = found.get(part, {})
+        return int(found or 0)
 
     def peak_allocated(self) -> int:
         """The most bytes given out since :meth:`restart`."""

@@ -39,7 +39,9 @@ _ATTEMPTS = 12
 _REPLANS = 6
 """A plan is made anew at most so often because of what its first iterations showed."""
 _LONGEST = 8
-"""So many iterations of a plan are looked at while what is reserved grows, and so often again."""
+"""So many iterations of a plan are looked at while what is reserved grows."""
+_AGAIN = 8
+"""So often plans that kept to the budget are looked at again."""
 
 _ACTING: list[Fit] = []
 """The fit that acts: hooks are global, so there is one at a time."""
@@ -99,7 +101,7 @@ class Fit:
         self._instead: tuple[Schedule, int] | None = None
         """The plan that acts, with its margin, where a quicker one does not fit by trims."""
         self._fitted = False
-        """Whether the plan kept to the budget when it was looked at."""
+        """Whether the plan kept to the budget when it was looked at, and may be looked at again."""
         self._again = 0
         """How often plans that did were looked at again."""
         self._banned: set[tuple[str, int]] = set()
@@ -472,8 +474,7 @@ class Fit:
             self._act(found)
             return
         fits = over <= 0
-        possible = schedule.peak_bytes <= schedule.budget_bytes
-        if not fits and possible and growth is not None:
+        if not fits and growth is not None and schedule.peak_bytes <= schedule.budget_bytes:
             trimmed = growth.trimmed(schedule)
             if trimmed is not None:
                 self._act(trimmed)
@@ -489,16 +490,19 @@ class Fit:
         return self.enforcement.peak_reserved() - schedule.budget_bytes
 
     def _misses(self, schedule: Schedule) -> bool:
-        """Whether a plan that kept to the budget does so no more: free memory lies elsewhere in
-        each iteration.
-        """
+        """Whether a plan that fitted does so no more: free memory lies elsewhere each time."""
         over = bool(schedule.trims) and self._over(schedule) > 0
-        return self._again < _LONGEST and (over or self.enforcement.retries() > 0)
+        return over or self.enforcement.retries() > 0
 
     def _look_again(self, schedule: Schedule) -> None:
         """The next iterations show where free memory must be given back too."""
         self._again += 1
-        self._settled, self._tried = False, 0
+        self._settled = False
+        self._measure(schedule)
+
+    def _measure(self, schedule: Schedule) -> None:
+        """From now on is measured what the allocator reserves for this plan, and where it grows."""
+        self._tried = 0
         self.enforcement.restart()
         self.runtime.growth = self.enforcement.growth(schedule.budget_bytes)
 
@@ -508,7 +512,7 @@ class Fit:
         # On a device it is met though its margin was not left free; a CPU measures nothing.
         if self.enforcement.peak_reserved():
             self._report.say_whether_met(schedule, fits)
-        self._fitted = fits
+        self._fitted = fits and self._again < _AGAIN
         # A script must not fail because its plan needs more, now or in a later iteration.
         if fits and not schedule.trims:
             self.enforcement.begin(schedule.budget_bytes)
@@ -587,11 +591,9 @@ class Fit:
         self._updates.follow(schedule)
         self.runtime.turns = self._updates.turns
         compact(self.watch, self._optimizers)
-        self.enforcement.restart()
-        # What the plan before this one reserved is given back by now.
-        self.runtime.growth = self.enforcement.growth(schedule.budget_bytes)
+        self._measure(schedule)
         self.runtime.follow(schedule)
-        self._times, self._tried = [], 0
+        self._times = []
         self._began = time.perf_counter()
         if self._save_plan is not None:
             schedule.save(self._save_plan)

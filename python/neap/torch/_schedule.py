@@ -109,8 +109,8 @@ class Schedule:
         borrowed: for saved tensors of such parameters the parcel, and which parameter of it.
         packed: how many tensors are saved before backward begins.
         trims: points at which the allocator gives back what it keeps free; also ``("begin", 0)``,
-            ``("backward", 0)`` and ``("step", 0)``, where these begin, and ``("step", n)`` before
-            the n-th piece of the step.
+            ``("backward", 0)`` and ``("step", 0)``, where these begin, ``("after", 0)``, where
+            backward has ended, and ``("step", n)`` before the n-th piece of the step.
         excluded: why calls of modules can't be run again, with how many.
     """
 

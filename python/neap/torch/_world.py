@@ -113,7 +113,7 @@ class World:
         at: from places of the recording to new places.
         before: the same, ahead of what runs again just before that place.
         ahead: whether copies of states run beside the updates of other pieces.
-        piece: the bytes of states that a piece of the step should have; nothing for the usual.
+        piece: the bytes of states that a piece of the step should have.
         early: whether updates run inside backward; only states of these move then.
         backward: the first place of backward and the one after its last, where parameters may
             leave.
@@ -133,8 +133,7 @@ class World:
     ) -> None:
         self.recorder = recorder
         self.ahead = ahead
-        self.piece = piece
-        self._piece = piece or _states.PIECE_BYTES
+        self.piece = piece or _states.PIECE_BYTES
         self.early = early
         self.found = found
         self.ranges = list(ranges)
@@ -209,7 +208,7 @@ class World:
         size = parameters[0].bytes
         if any(self._owners[s] is not node or s.bytes != size for s in states):
             return 1
-        return len(_states.bounds(size, len(states) * size, self._piece))
+        return len(_states.bounds(size, len(states) * size, self.piece))
 
     def _states_of(self, step: Step, storages: Iterable[Storage]) -> list[Storage]:
         """The large optimizer states among ``storages``, or the parts of them that a step uses."""
@@ -223,7 +222,7 @@ class World:
     def _part(self, state: Storage, step: Step, count: int) -> Storage:
         known = self._parts.get((state, step.part))
         if known is None:
-            cuts = _states.bounds(state.bytes, count * state.bytes, self._piece)
+            cuts = _states.bounds(state.bytes, count * state.bytes, self.piece)
             first, after = cuts[step.part]
             kind, _, parameter = state.name.partition(":")
             name = f"{kind}[{step.part}]:{parameter}"
@@ -417,7 +416,7 @@ class World:
             if step.node.op is not None or step.node.phase != OPTIMIZE or step.again:
                 continue
             more = sum(s.bytes for s in self._states_of(step, step.node.writes))
-            full = bool(groups) and _states.full(len(groups[-1]), size, more, self._piece)
+            full = bool(groups) and _states.full(len(groups[-1]), size, more, self.piece)
             after = bool(groups) and groups[-1][-1] != place - 1
             if not groups or (divisible and full) or after:
                 groups.append([])
