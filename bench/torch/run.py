@@ -205,7 +205,7 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
     }
     if fitted is not None:
         report = fitted.report()
-        ranges = fitted.planner.ranges if fitted.planner else []
+        ranges = fitted.search.planner.ranges if fitted.search.planner else []
         calls = [r for r in ranges if r.call is not None]
         blocks_again = [r for r in calls if r.call.kind in ("Bottleneck", "Block")]
         found["predicted"] = report.predicted_iteration_ns / 1e6

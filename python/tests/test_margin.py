@@ -10,9 +10,10 @@ import neap.torch
 import pytest
 import torch
 from jobs import Job, Transformer, language
-from neap.torch import _fit
+from neap.torch import _search
 from neap.torch._enforce import Enforcement, Growth, Margin
 from neap.torch._schedule import TRIM, Point, Schedule
+from neap.torch._search import Search
 
 MIB = 1 << 20
 
@@ -184,7 +185,7 @@ def test_a_plan_with_trims_gets_more_when_a_later_iteration_shows_that_it_needs_
     monkeypatch: pytest.MonkeyPatch, reserved: list[int]
 ) -> None:
     """Free memory lies elsewhere in each iteration. Such a plan is never enforced."""
-    monkeypatch.setattr(_fit, "_REPLANS", 0)
+    monkeypatch.setattr(_search, "_REPLANS", 0)
     monkeypatch.setattr(Enforcement, "begin", lambda self, budget: pytest.fail("enforced"))
     job = words()
     with fit(job) as fitted:
@@ -209,16 +210,16 @@ def test_a_quicker_plan_is_kept_by_trims_where_they_help(
     monkeypatch: pytest.MonkeyPatch, reserved: list[int], longer: float, helps: bool
 ) -> None:
     """They are tried where a wider margin makes the plan more than a twentieth slower."""
-    planned = _fit.Fit._planned
+    planned = Search.plan
     made: list[Schedule] = []
 
-    def slower(self: _fit.Fit, planner: Any) -> Schedule:
+    def slower(self: Search, planner: Any) -> Schedule:
         one = planned(self, planner)
         one.met, one.iteration_ns = True, int(1_000_000 * (longer if made else 1))
         made.append(one)
         return one
 
-    monkeypatch.setattr(_fit.Fit, "_planned", slower)
+    monkeypatch.setattr(Search, "plan", slower)
     job = words()
     with fit(job) as fitted:
         assert fitted.schedule is not None

@@ -16,10 +16,10 @@ from torch.optim.optimizer import Optimizer
 from neap.torch import _graph
 from neap.torch._compact import compact
 from neap.torch._early import Completions, moved, why_not
-from neap.torch._enforce import Enforcement, Margin
+from neap.torch._enforce import Enforcement
 from neap.torch._lift import Lift
 from neap.torch._loans import leavable
-from neap.torch._meter import Meter, drifted, measured_link
+from neap.torch._meter import Meter
 from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
@@ -27,6 +27,7 @@ from neap.torch._recorder import Recorder
 from neap.torch._report import Report, acts, parse_budget
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
+from neap.torch._search import Search
 from neap.torch._share import Offer, Share, ShareError, script_name
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
@@ -36,12 +37,6 @@ from neap.torch._watch import Watch, named_tensors
 
 _ATTEMPTS = 12
 """So many iterations are watched for two in a row that are alike."""
-_REPLANS = 6
-"""A plan is made anew at most so often because of what its first iterations showed."""
-_LONGEST = 8
-"""So many iterations of a plan are looked at while what is reserved grows."""
-_AGAIN = 8
-"""So often plans that kept to the budget are looked at again."""
 
 _ACTING: list[Fit] = []
 """The fit that acts: hooks are global, so there is one at a time."""
@@ -69,11 +64,7 @@ class Fit:
     ) -> None:
         self.watch = Watch()
         self.schedule: Schedule | None = None
-        self.planner: Planner | None = None
-        self._budget = parse_budget(budget)
         self._share = share
-        self._replans = 0
-        """How often the plan was made anew for the present budget."""
         self._profile = profile
         self._say = say
         self._attempts = attempts
@@ -90,25 +81,16 @@ class Fit:
         self._updates = Updates(self.watch, self._optimizers, self._not_early)
         self._times: list[float] = []
         self._began = 0.0
-        self._margins = {False: Margin(), True: Margin()}
-        """Those of plans with all updates in the step, and with updates inside backward."""
-        self._learned = 0
-        """The margin that the watched iterations showed."""
-        self._settled = False
-        """Whether the first iterations by the plan showed nothing that calls for another."""
-        self._tried = 0
-        """Iterations that ran by the present plan."""
-        self._instead: tuple[Schedule, int] | None = None
-        """The plan that acts, with its margin, where a quicker one does not fit by trims."""
-        self._fitted = False
-        """Whether the plan kept to the budget when it was looked at, and may be looked at again."""
-        self._again = 0
-        """How often plans that did were looked at again."""
-        self._banned: set[tuple[str, int]] = set()
         self._closed = False
         self._by_hand = False
         self._off = os.environ.get("NEAP_OFF") == "1"
         self._planning_ended = False
+        self.device = device_of(models) if models else "cpu"
+        self.enforcement = Enforcement(self.device, enforce)
+        self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
+        self.runtime.differs = self.enforcement.lift
+        asked = parse_budget(budget)
+        self.search = Search(self.enforcement, self.runtime, self._report, say, asked)
         if self._off:
             return
         self._thread = threading.get_ident()
@@ -118,10 +100,6 @@ class Fit:
         _ACTING.append(self)
         for place, model in enumerate(models):
             self.watch.name_root(model, "" if place == 0 else type(model).__name__)
-        self.device = device_of(models) if models else "cpu"
-        self.enforcement = Enforcement(self.device, enforce)
-        self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
-        self.runtime.differs = self.enforcement.lift
         if timeline is not None:
             self.runtime.timeline = Timeline(timeline)
             self.runtime.timeline.follow(self.watch)
@@ -206,7 +184,7 @@ class Fit:
     @property
     def settled(self) -> bool:
         """Whether the plan is the final one, or there will be none."""
-        return self._settled or (self.schedule is None and self._planning_ended)
+        return self.search.settled or (self.schedule is None and self._planning_ended)
 
     # -- iterations
 
@@ -234,18 +212,14 @@ class Fit:
             if why is None:
                 self._report.planned += 1
                 self._times.append(time.perf_counter() - self._began)
-                self._tried += 1
-                if not self._settled:
-                    self._look(self.schedule)
-                elif self._fitted and self._misses(self.schedule):
-                    self._look_again(self.schedule)
-                elif self.runtime.meter is not None and self.runtime.meter.turn():
-                    self._feed_back(self.runtime.meter)
+                other = self.search.ran(self.schedule)
+                if other is not None:
+                    self._act(other)
             else:
                 self._count(why)
             self._on_timeline(why is None)
             self.runtime.begin()
-            if self._settled and self.runtime.recompute.resolved:
+            if self.search.settled and self.runtime.recompute.resolved:
                 self.watch.ignore_modules()
             self.enforcement.apply()
             self._ask_for_share(self.schedule)
@@ -323,10 +297,9 @@ class Fit:
             self._give_up("no two iterations in a row were alike")
             return
         self._say("neap: planning")
-        self._learned = self.enforcement.learn(found.peak)
-        self._forget_margins()
+        self.search.start(found.peak)
         try:
-            self.planner = Planner(
+            planner = Planner(
                 recorder,
                 found,
                 self._profile,
@@ -336,8 +309,8 @@ class Fit:
                 soon=self._soon(recorder, found),
                 lend=self._lendable(recorder),
             )
-            offer = self._join(self.planner)
-            schedule = self._planned(self.planner)
+            offer = self._join(planner)
+            schedule = self.search.plan(planner)
         except (PlanError, ShareError) as error:
             self._give_up(str(error))
             return
@@ -356,7 +329,7 @@ class Fit:
             graph = os.path.join(folder, "watched.graph.json")
             planner.write(graph)
             offer = self._share.join_with_graph(script_name(), graph)
-        self._offered(offer)
+        self._offered(offer, planner)
         return offer
 
     def _join_with(self, schedule: Schedule) -> None:
@@ -369,17 +342,17 @@ class Fit:
         except ShareError as error:
             self._report.notes.append(str(error))
 
-    def _offered(self, offer: Offer) -> None:
-        self._budget = lambda peak: offer.share_bytes
+    def _offered(self, offer: Offer, planner: Planner) -> None:
+        self.search.budget = lambda peak: offer.share_bytes
         self._say(f"neap: {offer.why}: a share of {offer.share_bytes} bytes")
-        if self.planner is not None:
-            self.planner.use_part_of_link(offer.link_per_mille)
+        planner.use_part_of_link(offer.link_per_mille)
 
     def _ask_for_share(self, schedule: Schedule) -> None:
         """Between two iterations: keeps to the share that was offered last, with a new plan where
         the present one does not fit it or leaves room that would make it quicker.
         """
-        if self._share is None or self.planner is None:
+        planner = self.search.planner
+        if self._share is None or planner is None:
             return
         known = self._share.gone
         offer = self._share.newest()
@@ -389,20 +362,23 @@ class Fit:
             self._say(f"neap: {note}")
         if offer is None:
             return
-        self._offered(offer)
+        self._offered(offer, planner)
         report = self._report
-        needs = max(schedule.peak_bytes + self._learned, self.enforcement.peak_reserved())
-        fits = schedule.met and needs <= offer.share_bytes
+        fits = schedule.met and self.search.needs(schedule) <= offer.share_bytes
         slower = schedule.iteration_ns > schedule.unplanned_iteration_ns
-        if fits and self._settled and not (slower and offer.share_bytes > schedule.budget_bytes):
+        if (
+            fits
+            and self.search.settled
+            and not (slower and offer.share_bytes > schedule.budget_bytes)
+        ):
             schedule.budget_bytes = report.budget_bytes = offer.share_bytes
             self.enforcement.lift()
             self.enforcement.begin(offer.share_bytes)
         else:
-            # The margin that was found belongs to the plan for the share before.
-            self._settled, self._replans = False, 0
-            self._forget_margins()
-            self._replan(f"{offer.why}: the share is {offer.share_bytes} bytes")
+            why = f"{offer.why}: the share is {offer.share_bytes} bytes"
+            other = self.search.for_another_budget(why)
+            if other is not None:
+                self._act(other)
         self._share.took(offer)
 
     def _parameters(self) -> dict[str, torch.Tensor]:
@@ -430,146 +406,6 @@ class Fit:
         self._report.notes.append(text)
         self._say(f"neap: {text}")
 
-    def _look(self, schedule: Schedule) -> None:
-        """What the first planned iterations showed, and whether the plan must be made anew."""
-        differing = dict(self.runtime.recompute.differing)
-        self.runtime.recompute.differing.clear()
-        made = dict(self.runtime.remakes.differing)
-        self.runtime.remakes.differing.clear()
-        over = self._over(schedule)
-        report = self._report
-        # The first ones grow into what the allocator keeps, and so do those after giving back.
-        enough = _LONGEST if schedule.trims or self._again else 2
-        grows = self.enforcement.grew() and self._tried < _LONGEST
-        if (grows or self._tried < enough) and over <= 0 and not differing and not made:
-            return
-        if differing or made:
-            for (node, number), why in made.items():
-                self._banned.add((node, number))
-                report.notes.append(f"{why}, so what {node} gives is kept")
-            for (module, number), why in differing.items():
-                self._banned.add((module, number))
-                report.notes.append(
-                    f"{module} (call {number + 1}) did not come back as it was and is kept: {why}"
-                )
-            self._replan("calls that did not give the same again are kept")
-            return
-        margin = self._margins[schedule.early]
-        before, growth = margin.bytes, self.runtime.growth
-        found = margin.judge(schedule, over) if self._instead is None else None
-        if isinstance(found, int) and self._replans < _REPLANS:
-            unused = f"the allocator left {-over} bytes of the budget unused"
-            more = f"the allocator reserved {over} bytes more than the budget"
-            other = self._plan_anew(more if over > 0 else unused)
-            if over > 0 and other is not None and schedule.is_better_than(other):
-                trimmed = None if growth is None else growth.trimmed(schedule)
-                if trimmed is not None:
-                    self._instead, other = (other, margin.bytes), trimmed
-                    margin.bytes = before
-            if other is not None:
-                self._act(other)
-            return
-        if isinstance(found, Schedule):  # It fitted, and is looked at once more.
-            self._say("neap: an earlier plan was better")
-            self._act(found)
-            return
-        fits = over <= 0
-        if not fits and growth is not None and schedule.peak_bytes <= schedule.budget_bytes:
-            trimmed = growth.trimmed(schedule)
-            if trimmed is not None:
-                self._act(trimmed)
-                return
-        if not fits and self._instead is not None:
-            (instead, margin.bytes), self._instead = self._instead, None
-            self._act(instead)
-            return
-        self._settle(schedule, fits)
-
-    def _over(self, schedule: Schedule) -> int:
-        """By how many bytes the plan has made the allocator reserve more than the budget."""
-        return self.enforcement.peak_reserved() - schedule.budget_bytes
-
-    def _misses(self, schedule: Schedule) -> bool:
-        """Whether a plan that fitted does so no more: free memory lies elsewhere each time."""
-        over = bool(schedule.trims) and self._over(schedule) > 0
-        return over or self.enforcement.retries() > 0
-
-    def _look_again(self, schedule: Schedule) -> None:
-        """The next iterations show where free memory must be given back too."""
-        self._again += 1
-        self._settled = False
-        self._measure(schedule)
-
-    def _measure(self, schedule: Schedule) -> None:
-        """From now on is measured what the allocator reserves for this plan, and where it grows."""
-        self._tried = 0
-        self.enforcement.restart()
-        self.runtime.growth = self.enforcement.growth(schedule.budget_bytes)
-
-    def _settle(self, schedule: Schedule, fits: bool) -> None:
-        """The plan stays; if it fits, the budget binds from now on."""
-        self._end_search()
-        # On a device it is met though its margin was not left free; a CPU measures nothing.
-        if self.enforcement.peak_reserved():
-            self._report.say_whether_met(schedule, fits)
-        self._fitted = fits and self._again < _AGAIN
-        # A script must not fail because its plan needs more, now or in a later iteration.
-        if fits and not schedule.trims:
-            self.enforcement.begin(schedule.budget_bytes)
-
-    def _feed_back(self, meter: Meter) -> None:
-        """Plans anew where copies are quicker or slower than the plan takes them to be."""
-        report = self._report
-        report.link_bytes_per_s = {lane: int(rate) for lane, rate in meter.rates.items()}
-        if self.planner is None:
-            return
-        try:
-            profile = self.planner.profile
-        except PlanError as error:
-            report.notes.append(str(error))
-            self.runtime.meter = None
-            return
-        why = drifted(meter.rates, profile["link"])
-        if why is not None:
-            profile["link"] = measured_link(meter.rates, profile["link"])
-            self._settled = False
-            self._margins = {early: Margin(one.bytes) for early, one in self._margins.items()}
-            self._replan(why)
-
-    def _end_search(self) -> None:
-        self._settled = True
-        self.runtime.growth = None
-
-    def _replan(self, why: str) -> None:
-        made = self._plan_anew(why)
-        if made is not None:
-            self._act(made)
-
-    def _plan_anew(self, why: str) -> Schedule | None:
-        """Another plan; nothing where the search has ended instead."""
-        report = self._report
-        self._instead = None
-        if self._replans >= _REPLANS or self.planner is None:
-            self._end_search()
-            return None
-        self._replans += 1
-        report.replans.append(why)
-        self._say(f"neap: planning anew: {why}")
-        try:
-            return self._planned(self.planner)
-        except PlanError as error:
-            report.notes.append(str(error))
-            self._end_search()
-            return None
-
-    def _forget_margins(self) -> None:
-        """What is known of the allocator is what the watched iterations showed."""
-        self._margins = {early: Margin(self._learned) for early in (False, True)}
-
-    def _planned(self, planner: Planner) -> Schedule:
-        margins = self._margins[False].bytes, self._margins[True].bytes
-        return planner.plan(self._budget, margins, self._banned)
-
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
         report = self._report
@@ -579,7 +415,6 @@ class Fit:
         report.predicted_iteration_ns = schedule.iteration_ns
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
         report.trims = len(schedule.trims)
-        report.margin_bytes = self._margins[schedule.early].bytes
         report.excluded = schedule.excluded
         report.say_whether_met(schedule, schedule.met)
         computes = self.enforcement.computes()
@@ -591,7 +426,7 @@ class Fit:
         self._updates.follow(schedule)
         self.runtime.turns = self._updates.turns
         compact(self.watch, self._optimizers)
-        self._measure(schedule)
+        self.search.begin(schedule)
         self.runtime.follow(schedule)
         self._times = []
         self._began = time.perf_counter()

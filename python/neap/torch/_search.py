@@ -1,0 +1,252 @@
+"""Looks for the plan that keeps to its budget, by what the allocator does in its first iterations.
+
+A plan says what is given out. What the allocator reserves for that shows only while it acts, and so
+does whether calls that ran again gave the same. Each plan is looked at until that has settled; then
+it stays, or another takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from neap.torch._enforce import Enforcement, Margin
+from neap.torch._meter import drifted, measured_link
+from neap.torch._planning import PlanError, Planner
+from neap.torch._report import Report
+from neap.torch._runtime import Runtime
+from neap.torch._schedule import Schedule
+
+_REPLANS = 6
+"""A plan is made anew at most so often because of what its first iterations showed."""
+_LONGEST = 8
+"""So many iterations of a plan are looked at while what is reserved grows."""
+_AGAIN = 8
+"""So often plans that kept to the budget are looked at again."""
+
+
+class Search:
+    """The search of one fit.
+
+    What returns a schedule or nothing: the plan that acts next, if it is another one.
+
+    Args:
+        enforcement: the allocator that is measured.
+        runtime: what acts by the plan.
+        report: where each new plan and what calls for it are noted.
+        say: prints a line.
+        budget: the budget in bytes, given the unplanned peak in bytes.
+    """
+
+    def __init__(
+        self,
+        enforcement: Enforcement,
+        runtime: Runtime,
+        report: Report,
+        say: Callable[[str], None],
+        budget: Callable[[int], int],
+    ) -> None:
+        self.planner: Planner | None = None
+        self.budget = budget
+        self.settled = False
+        """Whether the first iterations by the plan showed nothing that calls for another."""
+        self._enforcement = enforcement
+        self._runtime = runtime
+        self._report = report
+        self._say = say
+        self._learned = 0
+        """The margin that the watched iterations showed."""
+        self._margins = {False: Margin(), True: Margin()}
+        """Those of plans with all updates in the step, and with updates inside backward."""
+        self._replans = 0
+        """How often the plan was made anew for the present budget."""
+        self._tried = 0
+        """Iterations that ran by the present plan."""
+        self._instead: tuple[Schedule, int] | None = None
+        """The plan that acts, with its margin, where a quicker one does not fit by trims."""
+        self._fitted = False
+        """Whether the plan kept to the budget when it was looked at, and may be looked at again."""
+        self._again = 0
+        """How often plans that did were looked at again."""
+        self._banned: set[tuple[str, int]] = set()
+
+    def start(self, peak: int) -> None:
+        """The watched iterations gave out ``peak`` bytes at most, and reserved what they did."""
+        self._learned = self._enforcement.learn(peak)
+        self._forget_margins()
+
+    def plan(self, planner: Planner) -> Schedule:
+        """A plan for the budget less the present margin.
+
+        Raises:
+            PlanError: if the planner fails.
+        """
+        self.planner = planner
+        margins = self._margins[False].bytes, self._margins[True].bytes
+        return planner.plan(self.budget, margins, self._banned)
+
+    def begin(self, schedule: Schedule) -> None:
+        """The plan acts from now on."""
+        self._report.margin_bytes = self._margins[schedule.early].bytes
+        self._measure(schedule)
+
+    def needs(self, schedule: Schedule) -> int:
+        """The bytes that the plan was seen to need, or is taken to."""
+        return max(schedule.peak_bytes + self._learned, self._enforcement.peak_reserved())
+
+    def ran(self, schedule: Schedule) -> Schedule | None:
+        """After an iteration that ran by the plan."""
+        self._tried += 1
+        if not self.settled:
+            return self._look(schedule)
+        if self._fitted and self._misses(schedule):
+            # The next iterations show where free memory must be given back too.
+            self._again += 1
+            self.settled = False
+            self._measure(schedule)
+        elif self._runtime.meter is not None and self._runtime.meter.turn():
+            return self._feed_back()
+        return None
+
+    def for_another_budget(self, why: str) -> Schedule | None:
+        """A plan for the budget as it is now: the margin that was found belongs to the last one."""
+        self.settled, self._replans = False, 0
+        self._forget_margins()
+        return self._plan_anew(why)
+
+    # -- the first iterations of a plan
+
+    def _look(self, schedule: Schedule) -> Schedule | None:
+        """What they showed."""
+        changed = self._changed()
+        over = self._over(schedule)
+        # The first ones grow into what the allocator keeps, and so do those after giving back.
+        enough = _LONGEST if schedule.trims or self._again else 2
+        grows = self._enforcement.grew() and self._tried < _LONGEST
+        if changed:
+            return self._plan_anew("calls that did not give the same again are kept")
+        if (grows or self._tried < enough) and over <= 0:
+            return None
+        margin = self._margins[schedule.early]
+        before = margin.bytes
+        found = margin.judge(schedule, over) if self._instead is None else None
+        if isinstance(found, int) and self._replans < _REPLANS:
+            return self._with_another_margin(schedule, over, before)
+        if isinstance(found, Schedule):  # It fitted, and is looked at once more.
+            self._say("neap: an earlier plan was better")
+            return found
+        if over > 0:
+            growth, can_fit = self._runtime.growth, schedule.peak_bytes <= schedule.budget_bytes
+            trimmed = growth.trimmed(schedule) if growth and can_fit else None
+            if trimmed is not None:
+                return trimmed
+            if self._instead is not None:
+                (instead, margin.bytes), self._instead = self._instead, None
+                return instead
+        self._settle(schedule, over <= 0)
+        return None
+
+    def _with_another_margin(self, schedule: Schedule, over: int, before: int) -> Schedule | None:
+        """A plan for the margin as it is now; or the present one with a trim, where it is quicker
+        by that.
+        """
+        unused = f"the allocator left {-over} bytes of the budget unused"
+        more = f"the allocator reserved {over} bytes more than the budget"
+        growth, margin = self._runtime.growth, self._margins[schedule.early]
+        other = self._plan_anew(more if over > 0 else unused)
+        if over > 0 and other is not None and growth and schedule.is_better_than(other):
+            trimmed = growth.trimmed(schedule)
+            if trimmed is not None:
+                self._instead, margin.bytes = (other, margin.bytes), before
+                return trimmed
+        return other
+
+    def _changed(self) -> bool:
+        """Whether a call gave something else when it ran again. It is kept from now on."""
+        differing, made = self._runtime.recompute.differing, self._runtime.remakes.differing
+        for (node, number), why in made.items():
+            self._banned.add((node, number))
+            self._report.notes.append(f"{why}, so what {node} gives is kept")
+        for (module, number), why in differing.items():
+            self._banned.add((module, number))
+            self._report.notes.append(
+                f"{module} (call {number + 1}) did not come back as it was and is kept: {why}"
+            )
+        changed = bool(made or differing)
+        made.clear()
+        differing.clear()
+        return changed
+
+    def _over(self, schedule: Schedule) -> int:
+        """By how many bytes the plan has made the allocator reserve more than the budget."""
+        return self._enforcement.peak_reserved() - schedule.budget_bytes
+
+    def _misses(self, schedule: Schedule) -> bool:
+        """Whether a plan that fitted does so no more: free memory lies elsewhere each time."""
+        over = bool(schedule.trims) and self._over(schedule) > 0
+        return over or self._enforcement.retries() > 0
+
+    def _measure(self, schedule: Schedule) -> None:
+        """From now on is measured what the allocator reserves for this plan, and where it grows."""
+        self._tried = 0
+        self._enforcement.restart()
+        self._runtime.growth = self._enforcement.growth(schedule.budget_bytes)
+
+    def _settle(self, schedule: Schedule, fits: bool) -> None:
+        """The plan stays; if it fits, the budget binds from now on."""
+        self._end()
+        # On a device it is met though its margin was not left free; a CPU measures nothing.
+        if self._enforcement.peak_reserved():
+            self._report.say_whether_met(schedule, fits)
+        self._fitted = fits and self._again < _AGAIN
+        # A script must not fail because its plan needs more, now or in a later iteration.
+        if fits and not schedule.trims:
+            self._enforcement.begin(schedule.budget_bytes)
+
+    # -- another plan
+
+    def _feed_back(self) -> Schedule | None:
+        """Another plan where copies are quicker or slower than the plan takes them to be."""
+        report, meter = self._report, self._runtime.meter
+        if meter is None:
+            return None
+        report.link_bytes_per_s = {lane: int(rate) for lane, rate in meter.rates.items()}
+        if self.planner is None:
+            return None
+        try:
+            profile = self.planner.profile
+        except PlanError as error:
+            report.notes.append(str(error))
+            self._runtime.meter = None
+            return None
+        why = drifted(meter.rates, profile["link"])
+        if why is None:
+            return None
+        profile["link"] = measured_link(meter.rates, profile["link"])
+        self.settled = False
+        self._margins = {early: Margin(one.bytes) for early, one in self._margins.items()}
+        return self._plan_anew(why)
+
+    def _plan_anew(self, why: str) -> Schedule | None:
+        """Another plan; nothing where the search has ended instead."""
+        report = self._report
+        self._instead = None
+        if self._replans >= _REPLANS or self.planner is None:
+            self._end()
+            return None
+        self._replans += 1
+        report.replans.append(why)
+        self._say(f"neap: planning anew: {why}")
+        try:
+            return self.plan(self.planner)
+        except PlanError as error:
+            report.notes.append(str(error))
+            self._end()
+            return None
+
+    def _end(self) -> None:
+        self.settled = True
+        self._runtime.growth = None
+
+    def _forget_margins(self) -> None:
+        """What is known of the allocator is what the watched iterations showed."""
+        self._margins = {early: Margin(self._learned) for early in (False, True)}
