@@ -120,7 +120,8 @@ class Enforcement:
     def __init__(self, device: str, enforce: bool) -> None:
         self.device = device
         self._enforce = enforce
-        self._seen = -1
+        self._layouts: set[int] = set()
+        """Hashes of the memory's layouts that were seen."""
         self._budget: int | None = None
         self._capped = False
         self._retries = 0
@@ -149,10 +150,24 @@ class Enforcement:
         """
         return max(0, self._statistic("num_alloc_retries") - self._retries)
 
-    def grew(self) -> bool:
-        """Whether :meth:`peak_reserved` is higher than when this was last asked."""
-        before, self._seen = self._seen, self.peak_reserved()
-        return self._seen != before
+    def repeats(self) -> bool:
+        """Whether memory lies as it did when this was asked before, since :meth:`restart`. Then the
+        iterations that follow reserve no more than those since, as long as they are alike.
+        """
+        if not self._on:
+            return True
+        layout = hash(
+            tuple(
+                (
+                    segment["address"],
+                    tuple((one["size"], one["state"]) for one in segment["blocks"]),
+                )
+                for segment in torch.cuda.memory_snapshot()
+            )
+        )
+        before = layout in self._layouts
+        self._layouts.add(layout)
+        return before
 
     def learn(self, peak: int) -> int:
         """What the watched iterations reserved beyond ``peak`` bytes given out. The first ones
@@ -182,6 +197,7 @@ class Enforcement:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             self._retries = self._statistic("num_alloc_retries")
+            self._layouts.clear()
 
     def begin(self, budget: int) -> None:
         """From now on no more than ``budget`` bytes may be reserved."""

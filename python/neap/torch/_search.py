@@ -19,9 +19,13 @@ from neap.torch._schedule import Schedule
 _REPLANS = 6
 """A plan is made anew at most so often because of what its first iterations showed."""
 _LONGEST = 8
-"""So many iterations of a plan are looked at while what is reserved grows."""
+"""So many iterations of a plan are looked at while memory lies otherwise after each."""
 _AGAIN = 8
 """So often plans that kept to the budget are looked at again."""
+_PAGE = 20 << 20
+"""The bytes by which PyTorch's allocator reserves more with expandable segments."""
+_PART = 20
+"""To leave a page of the budget free, a plan may take at most this part of its time longer."""
 
 
 class Search:
@@ -63,6 +67,10 @@ class Search:
         """Iterations that ran by the present plan."""
         self._instead: tuple[Schedule, int] | None = None
         """The plan that acts, with its margin, where a quicker one does not fit by trims."""
+        self._tight: tuple[Schedule, int] | None = None
+        """The plan that fits, with its margin, where one that leaves a page free is looked at."""
+        self._loosened = False
+        """Whether leaving a page free was tried."""
         self._fitted = False
         """Whether the plan kept to the budget when it was looked at, and may be looked at again."""
         self._again = 0
@@ -109,7 +117,7 @@ class Search:
 
     def for_another_budget(self, why: str) -> Schedule | None:
         """A plan for the budget as it is now: the margin that was found belongs to the last one."""
-        self.settled, self._replans = False, 0
+        self.settled, self._loosened, self._replans = False, False, 0
         self._forget_margins()
         return self._plan_anew(why)
 
@@ -119,14 +127,19 @@ class Search:
         """What they showed."""
         changed = self._changed()
         over = self._over(schedule)
-        # The first ones grow into what the allocator keeps, and so do those after giving back.
-        enough = _LONGEST if schedule.trims or self._again else 2
-        grows = self._enforcement.grew() and self._tried < _LONGEST
+        repeats = self._enforcement.repeats()
         if changed:
             return self._plan_anew("calls that did not give the same again are kept")
-        if (grows or self._tried < enough) and over <= 0:
+        if over <= 0 and self._tried < (2 if repeats else _LONGEST):
             return None
         margin = self._margins[schedule.early]
+        if self._tight is not None:
+            (tight, bytes_of_tight), self._tight = self._tight, None
+            if over > 0:
+                margin.bytes = bytes_of_tight
+                return tight
+            self._settle(schedule, True)
+            return None
         before = margin.bytes
         found = margin.judge(schedule, over) if self._instead is None else None
         if isinstance(found, int) and self._replans < _REPLANS:
@@ -142,8 +155,11 @@ class Search:
             if self._instead is not None:
                 (instead, margin.bytes), self._instead = self._instead, None
                 return instead
-        self._settle(schedule, over <= 0)
-        return None
+        drifts = over <= 0 and not repeats
+        loose = self._with_a_page_free(schedule, over) if drifts else None
+        if loose is None:
+            self._settle(schedule, over <= 0)
+        return loose
 
     def _with_another_margin(self, schedule: Schedule, over: int, before: int) -> Schedule | None:
         """A plan for the margin as it is now; or the present one with a trim, where it is quicker
@@ -158,6 +174,24 @@ class Search:
             if trimmed is not None:
                 self._instead, margin.bytes = (other, margin.bytes), before
                 return trimmed
+        return other
+
+    def _with_a_page_free(self, schedule: Schedule, over: int) -> Schedule | None:
+        """A plan that leaves a page of the budget free, where it takes little longer. Memory lies
+        otherwise after each iteration, so that a later one may need a page more.
+        """
+        missing = over + _PAGE
+        if self._loosened or schedule.trims or missing <= 0:
+            return None
+        self._loosened = True
+        margin = self._margins[schedule.early]
+        before, margin.bytes = margin.bytes, schedule.budget_bytes - schedule.peak_bytes + missing
+        other = self._plan_anew(f"the allocator left only {-over} bytes of the budget")
+        longest = schedule.iteration_ns + schedule.iteration_ns // _PART
+        if other is None or not other.met or other.iteration_ns > longest:
+            margin.bytes = before
+            return None
+        self._tight = schedule, before
         return other
 
     def _changed(self) -> bool:
@@ -222,14 +256,14 @@ class Search:
         if why is None:
             return None
         profile["link"] = measured_link(meter.rates, profile["link"])
-        self.settled = False
+        self.settled = self._loosened = False
         self._margins = {early: Margin(one.bytes) for early, one in self._margins.items()}
         return self._plan_anew(why)
 
     def _plan_anew(self, why: str) -> Schedule | None:
         """Another plan; nothing where the search has ended instead."""
         report = self._report
-        self._instead = None
+        self._instead = self._tight = None
         if self._replans >= _REPLANS or self.planner is None:
             self._end()
             return None
