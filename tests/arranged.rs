@@ -140,7 +140,9 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
             continue;
         }
         let mut tried = arrangement.clone();
-        tried.order.push(Moved { operator, after });
+        let of = arrangement.pieces.iter().any(|pieces| pieces.operator == operator);
+        let piece = (of && !random.once_in(3)).then(|| random.below(9) as u32);
+        tried.order.push(Moved { operator, piece, after });
         match arrange(graph, &tried) {
             Ok(_) => arrangement = tried,
             Err(_) => refused += 1,
@@ -265,6 +267,12 @@ fn damaged(seed: u64, random: &mut Random, planned: &Planned, graphs: &[Graph]) 
         arrangement.order.pop();
     }
     refused(&plan, &graphs[0], "another arrangement");
+    let mut plan = planned.plan.clone();
+    let order = &mut plan.jobs[0].arrangement.order;
+    if let Some(moved) = order.iter_mut().find(|moved| moved.piece.is_some()) {
+        moved.piece = moved.piece.map(|piece| piece + 1);
+        refused(&plan, &graphs[0], "another piece");
+    }
     let mut graph = graphs[0].clone();
     let origin = Arc::clone(graph.origin.as_ref().expect("arranged"));
     // Two operators change places, the arranged graph and its record alike.

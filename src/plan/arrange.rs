@@ -160,10 +160,11 @@ fn in_all_orders(
     if time(&made).is_some_and(|time| time <= unplanned) {
         return made;
     }
-    let Some(candidate) = delayed::candidate(request) else { return made };
-    let planned = budget::make_against(&candidate.request(request), framework, time(&made));
-    let graph = Some(candidate.graph);
-    quicker(made, planned.map(|planned| Arranged { planned, graph }))
+    delayed::candidates(request).fold(made, |made, candidate| {
+        let planned = budget::make_against(&candidate.request(request), framework, time(&made));
+        let graph = Some(candidate.graph);
+        quicker(made, planned.map(|planned| Arranged { planned, graph }))
+    })
 }
 
 fn in_two_orders(
@@ -349,7 +350,8 @@ pub fn early(graph: &Graph) -> Vec<Moved> {
             let read = operator.reads().filter_map(|o| writes[o.tensor.index()]);
             let behind = read.chain(written.iter().filter_map(|t| uses[*t])).max();
             if let Some(behind) = behind.filter(|behind| stays > Some(*behind)) {
-                moved.push(Moved { operator: OpId::of(at), after: Some(OpId::of(behind)) });
+                let after = Some(OpId::of(behind));
+                moved.push(Moved { operator: OpId::of(at), piece: None, after });
                 place = behind;
             }
         }

@@ -155,7 +155,8 @@ impl<'a> Side<'a> {
             let behind = moved
                 .after
                 .map_or("at the start".to_owned(), |after| format!("behind `{}`", name(after)));
-            (format!("move of `{}`", name(moved.operator)), behind)
+            let piece = moved.piece.map_or(String::new(), |piece| format!("#{piece}"));
+            (format!("move of `{}{piece}`", name(moved.operator)), behind)
         }))
     }
 

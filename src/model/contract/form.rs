@@ -79,6 +79,10 @@ pub struct JobForm<'a> {
 pub struct MovedForm<'a> {
     /// Which.
     pub operator: Cow<'a, str>,
+    /// The number of one of its pieces, if that alone runs here; the others run where the operator
+    /// does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub piece: Option<u32>,
     /// The operator behind which it runs, one that does not move; null for the start.
     #[schemars(schema_with = "name_or_null")]
     #[serde(deserialize_with = "Option::deserialize")]

@@ -8,7 +8,7 @@
 //! other; it remembers its [`Origin`]. Not for: which arrangement is worth it, nor proving that it
 //! is legal (`contract::check`).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::graph::{Arg, Graph, GraphError, Operand, Operator, Tensor};
@@ -32,6 +32,8 @@ pub struct Arrangement {
 pub struct Moved {
     /// Which.
     pub operator: OpId,
+    /// Which of its pieces, if it is one alone: the others run where the operator does.
+    pub piece: Option<u32>,
     /// The operator behind which it runs, one that does not move; `None` for the start.
     pub after: Option<OpId>,
 }
@@ -84,21 +86,27 @@ impl Arrangement {
         self.order.is_empty() && self.pieces.is_empty()
     }
 
-    /// The operators of the file in the order in which they run.
+    /// The operators of the file in the order in which they run, and between them the pieces that
+    /// run elsewhere than the rest of their operator.
     ///
     /// # Errors
     /// When an operator does not exist, moves twice, or moves behind one that moves.
-    pub fn sequence(&self, graph: &Graph) -> Result<Vec<OpId>, ArrangeError> {
+    pub fn sequence(&self, graph: &Graph) -> Result<Vec<(OpId, Option<u32>)>, ArrangeError> {
         let count = graph.operators.len();
         let mut moves = vec![false; count];
-        for Moved { operator, .. } in &self.order {
+        let mut alone = BTreeSet::new();
+        for Moved { operator, piece, .. } in &self.order {
             let moves = moves.get_mut(operator.index()).ok_or(ArrangeError::Unknown(operator.0))?;
-            if std::mem::replace(moves, true) {
+            let twice = match piece {
+                None => std::mem::replace(moves, true),
+                Some(piece) => !alone.insert((*operator, *piece)),
+            };
+            if twice {
                 return Err(refusal(graph, *operator, "moves twice; list it once in `order`"));
             }
         }
-        let mut behind: BTreeMap<Option<OpId>, Vec<OpId>> = BTreeMap::new();
-        for Moved { operator, after } in &self.order {
+        let mut behind: BTreeMap<Option<OpId>, Vec<(OpId, Option<u32>)>> = BTreeMap::new();
+        for Moved { operator, piece, after } in &self.order {
             if let Some(after) = after {
                 match moves.get(after.index()) {
                     None => return Err(ArrangeError::Unknown(after.0)),
@@ -111,15 +119,32 @@ impl Arrangement {
                     Some(false) => {}
                 }
             }
-            behind.entry(*after).or_default().push(*operator);
+            behind.entry(*after).or_default().push((*operator, *piece));
         }
         let mut sequence = Vec::with_capacity(count);
         sequence.extend(behind.remove(&None).unwrap_or_default());
         for id in (0..count).map(OpId::of).filter(|id| !moves[id.index()]) {
-            sequence.push(id);
+            sequence.push((id, None));
             sequence.extend(behind.remove(&Some(id)).unwrap_or_default());
         }
         Ok(sequence)
+    }
+}
+
+impl Arrangement {
+    /// The pieces that run by themselves.
+    fn alone(&self, graph: &Graph, split: &Split) -> Result<BTreeSet<(OpId, u32)>, ArrangeError> {
+        let mut alone = BTreeSet::new();
+        for &Moved { operator, piece, .. } in &self.order {
+            let Some(piece) = piece else { continue };
+            let count = split.count(operator).unwrap_or(0);
+            if piece >= count {
+                let problem = format!("has {count} pieces, so none of number {piece} moves");
+                return Err(refusal(graph, operator, problem));
+            }
+            alone.insert((operator, piece));
+        }
+        Ok(alone)
     }
 }
 
@@ -186,29 +211,37 @@ pub fn arrange(graph: &Graph, arrangement: &Arrangement) -> Result<Graph, Arrang
     let sequence = arrangement.sequence(graph)?;
     let split = Split::of(graph, arrangement)?;
     let (tensors, sources, first) = split.tensors(graph);
-    let mut writer = Writer { graph, split: &split, first: &first, new: HashMap::new() };
+    let mut writer = Writer {
+        graph,
+        split: &split,
+        first: &first,
+        new: HashMap::new(),
+        ran: vec![0; graph.operators.len()],
+    };
+    let alone = arrangement.alone(graph, &split)?;
     let mut operators = Vec::with_capacity(graph.operators.len());
     let mut origins = Vec::with_capacity(graph.operators.len());
-    let mut begins = vec![OpId(0); graph.operators.len()];
-    for &id in &sequence {
-        begins[id.index()] = OpId::of(operators.len());
-        match split.count(id) {
-            None => {
-                operators.push(writer.whole(id)?);
-                origins.push((id, None));
+    let mut begins = vec![None; graph.operators.len()];
+    for (id, piece) in sequence {
+        let pieces = match (split.count(id), piece) {
+            (None, _) => vec![None],
+            (Some(_), Some(piece)) => vec![Some(piece)],
+            (Some(count), None) => {
+                (0..count).filter(|n| !alone.contains(&(id, *n))).map(Some).collect()
             }
-            Some(count) => {
-                for piece in 0..count {
-                    operators.push(writer.piece(id, piece)?);
-                    origins.push((id, Some(piece)));
-                }
-                writer.end(id, count);
-            }
+        };
+        for piece in pieces {
+            begins[id.index()].get_or_insert(OpId::of(operators.len()));
+            operators.push(match piece {
+                None => writer.whole(id)?,
+                Some(piece) => writer.piece(id, piece)?,
+            });
+            origins.push((id, piece));
         }
     }
     let mut tensors = tensors;
     for until in tensors.iter_mut().filter_map(|t| t.kept_until.as_mut()) {
-        *until = begins[until.index()];
+        *until = begins[until.index()].unwrap_or(*until);
     }
     let mut loss = graph.loss.clone();
     if let Some(loss) = &mut loss {
@@ -335,6 +368,8 @@ struct Writer<'a> {
     first: &'a [TensorId],
     /// The new number of a version that is written; of version 0 only where it is not 0.
     new: HashMap<(TensorId, u32), u32>,
+    /// By operator, how many of its pieces have run.
+    ran: Vec<u32>,
 }
 
 impl Writer<'_> {
@@ -378,8 +413,9 @@ impl Writer<'_> {
     }
 
     /// One piece of an operator; all its operands are whole tensors of as many elements.
-    fn piece(&self, id: OpId, piece: u32) -> Result<Operator, ArrangeError> {
+    fn piece(&mut self, id: OpId, piece: u32) -> Result<Operator, ArrangeError> {
         let of = self.graph.operator(id);
+        let ran = self.ran[id.index()];
         let (elements, all) = self.split.operators[id.index()];
         let begin = u64::from(piece) * elements;
         let count = elements.min(all - begin);
@@ -392,7 +428,7 @@ impl Writer<'_> {
             let in_pieces = self.split.tensors[operand.tensor.index()] > 0;
             let writes = of.updates().any(|w| w.tensor == operand.tensor);
             // What the pieces before this one have written of a tensor that stays whole.
-            let before = if writes && !in_pieces { piece } else { 0 };
+            let before = if writes && !in_pieces { ran } else { 0 };
             let index = if in_pieces { piece } else { 0 };
             Some(Operand {
                 tensor: TensorId(self.first[operand.tensor.index()].0 + index),
@@ -410,6 +446,10 @@ impl Writer<'_> {
             let before = Operand { version: operand.version - 1, ..operand.clone() };
             let read = slice(&before).ok_or_else(|| self.early(id, operand))?;
             *operand = Operand { version: read.version + 1, ..read };
+        }
+        self.ran[id.index()] += 1;
+        if self.split.count(id) == Some(ran + 1) {
+            self.end(id, ran + 1);
         }
         Ok(operator)
     }

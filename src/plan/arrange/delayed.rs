@@ -1,15 +1,17 @@
-//! The order in which the largest update waits: beside the early order, for jobs in which one
-//! update has a large part of all states.
+//! Orders in which the largest updates wait: beside the early order, for jobs in which one update
+//! has a large part of all states.
 //!
 //! In VGG-16 the first fully connected layer has three quarters of all states, and its gradient is
 //! among the first. As early as that allows, its update falls to the moment at which activations
 //! take most memory, so its states come and go while all else waits. Some way into the backward
-//! they come beside operators that take long, and there is room. Not for: where other updates run.
+//! they come beside operators that take long, and there is room. So there they run as a whole, or
+//! in pieces as far apart as the link takes for the states of one.
 
 use super::{Candidate, PIECE, early, pieces};
 use crate::budget::Request;
 use crate::contract::Latency;
-use crate::job::arrange::{Arrangement, Moved};
+use crate::device::Link;
+use crate::job::arrange::{Arrangement, Moved, Pieces, splittable};
 use crate::job::optimizer::is_update;
 use crate::job::{Graph, Role};
 use crate::method::Method;
@@ -23,42 +25,115 @@ const LARGE: u64 = 4;
 /// VGG-16 at 40 to 70 % of its peak on a6000 and h100.
 const PART: u64 = 3;
 
-/// The job with its largest updates later than early; `None` where none has a large part.
-pub(super) fn candidate(request: &Request<'_>) -> Option<Candidate> {
-    let Method::Neap(options) = &request.method else { return None };
+/// Its pieces begin behind these parts of that time, in percent: each is tried. Of 0 to 35 %, for
+/// three VGGs and an AlexNet at 70 to 40 % on an a6000, each of these is the best for some.
+const BEGINS: [u64; 3] = [0, 20, 35];
+
+/// The job with its largest updates later than early, and with their pieces spread over the
+/// backward in several ways; none where no update has a large part.
+pub(super) fn candidates(request: &Request<'_>) -> impl Iterator<Item = Candidate> {
     let graph = request.graph;
-    let may = options.reorder && options.delay && options.swap && graph.origin.is_none();
-    if !may {
-        return None;
-    }
-    let order = order(graph, request.latencies, LARGE)?;
-    let pieces = if options.split { pieces(graph, PIECE) } else { Vec::new() };
-    Candidate::new(request, &Arrangement { order, pieces })
+    let found = match &request.method {
+        Method::Neap(options) if options.reorder && options.delay && options.swap => {
+            let pieces = if options.split { pieces(graph, PIECE) } else { Vec::new() };
+            let places = Places::of(graph, request.latencies, LARGE);
+            places.filter(|_| graph.origin.is_none()).map(|places| (places, pieces))
+        }
+        _ => None,
+    };
+    let arrangements = found.map(|(places, pieces)| {
+        let spread = BEGINS
+            .iter()
+            .filter_map(|begin| places.spread(graph, &pieces, &request.device.link, *begin));
+        let orders: Vec<_> = std::iter::once(places.waiting()).chain(spread).collect();
+        orders.into_iter().map(move |order| Arrangement { order, pieces: pieces.clone() })
+    });
+    let arrangements = arrangements.into_iter().flatten();
+    arrangements.filter_map(|arrangement| Candidate::new(request, &arrangement))
 }
 
-/// Each update as early as it may run, but for those with at least one in `large` parts of all
-/// states; `None` without any of those.
-fn order(graph: &Graph, latencies: &[Latency], large: u64) -> Option<Vec<Moved>> {
-    let all: u64 = (0..graph.operators.len()).map(|at| states(graph, OpId::of(at))).sum();
-    let least = (all / large).max(1);
-    let waits = |moved: &Moved| states(graph, moved.operator) >= least;
-    let mut order = early(graph);
-    if !order.iter().any(waits) {
-        return None;
+/// Where updates run: each as early as it may, but for those that wait.
+struct Places {
+    order: Vec<Moved>,
+    /// In `order`, those with at least one in `large` parts of all states.
+    large: Vec<usize>,
+    /// When each operator of the framework's order begins, in nanoseconds; the end comes last.
+    starts: Vec<u64>,
+    /// The first update of the framework's order.
+    first: usize,
+}
+
+impl Places {
+    /// `None` where no update is large.
+    fn of(graph: &Graph, latencies: &[Latency], large: u64) -> Option<Self> {
+        let all: u64 = (0..graph.operators.len()).map(|at| states(graph, OpId::of(at))).sum();
+        let least = (all / large).max(1);
+        let order = early(graph);
+        let is_large = |moved: &Moved| states(graph, moved.operator) >= least;
+        let large = (0..order.len()).filter(|at| is_large(&order[*at])).collect::<Vec<_>>();
+        let first = graph.operators.iter().position(is_update)?;
+        let mut starts = vec![0u64];
+        for latency in latencies {
+            starts.push(starts[starts.len() - 1].saturating_add(latency.time.0));
+        }
+        (!large.is_empty()).then_some(Self { order, large, starts, first })
     }
-    let mut starts = vec![0u64];
-    for latency in latencies {
-        starts.push(starts[starts.len() - 1].saturating_add(latency.time.0));
-    }
-    let first = graph.operators.iter().position(is_update)?;
-    for moved in order.iter_mut().filter(|moved| waits(moved)) {
+
+    /// The operator that runs `later` nanoseconds after the early place of an update, and before
+    /// the framework's first update.
+    fn behind(&self, moved: &Moved, later: u64) -> Option<OpId> {
         let at = moved.after?.index();
-        let from = starts[at + 1];
-        let until = from + starts[first].saturating_sub(from) / PART;
-        let behind = starts.partition_point(|start| *start < until).saturating_sub(1);
-        moved.after = Some(OpId::of(behind.min(first.saturating_sub(1)).max(at)));
+        let until = self.starts[at + 1].saturating_add(later);
+        let behind = self.starts.partition_point(|start| *start < until).saturating_sub(1);
+        Some(OpId::of(behind.min(self.first.saturating_sub(1)).max(at)))
     }
-    Some(order)
+
+    /// The time from the early place of an update to the framework's first one.
+    fn left(&self, moved: &Moved) -> u64 {
+        let from = moved.after.map_or(0, |after| self.starts[after.index() + 1]);
+        self.starts[self.first].saturating_sub(from)
+    }
+
+    /// Each update as early as it may run, but for the large ones.
+    fn waiting(&self) -> Vec<Moved> {
+        let mut order = self.order.clone();
+        for &at in &self.large {
+            let moved = &mut order[at];
+            moved.after = self.behind(moved, self.left(moved) / PART);
+        }
+        order
+    }
+
+    /// The pieces of the large ones as far apart as the link takes for the states of one, both
+    /// ways at once, from `begin` percent of the time that is left on. `None` where none of them is
+    /// in pieces.
+    fn spread(
+        &self,
+        graph: &Graph,
+        pieces: &[Pieces],
+        link: &Link,
+        begin: u64,
+    ) -> Option<Vec<Moved>> {
+        let mut order = self.order.clone();
+        let rate = link.h2d_contended.min(link.d2h_contended).max(1);
+        for &at in &self.large {
+            let moved = &self.order[at];
+            let Some(of) = pieces.iter().find(|of| of.operator == moved.operator) else { continue };
+            let all = splittable(graph, of.operator).ok()?;
+            let count = u32::try_from(all.div_ceil(of.elements)).ok()?;
+            let bytes = u128::from(states(graph, of.operator)) * u128::from(of.elements);
+            let each = bytes * 1_000_000_000 / (u128::from(all) * u128::from(rate));
+            let each = u64::try_from(each).unwrap_or(u64::MAX);
+            let first = self.left(moved) / 100 * begin;
+            let wait = |number: u32| each.saturating_mul(u64::from(number)).saturating_add(first);
+            order.extend((0..count).map(|number| Moved {
+                piece: Some(number),
+                after: self.behind(moved, wait(number)),
+                ..*moved
+            }));
+        }
+        (order.len() > self.order.len()).then_some(order)
+    }
 }
 
 /// The bytes of an update's states.
@@ -87,8 +162,9 @@ mod tests {
         let device = crate::device::builtin::find("a6000").unwrap();
         let latencies = crate::device::latency::latencies(&graph, &device, None);
         // The largest update of a ResNet-18 has 21 % of all states.
-        assert_eq!(order(&graph, &latencies, LARGE), None);
-        let waiting = order(&graph, &latencies, 8).unwrap();
+        assert!(Places::of(&graph, &latencies, LARGE).is_none());
+        let places = Places::of(&graph, &latencies, 8).unwrap();
+        let waiting = places.waiting();
         let first = graph.operators.iter().position(is_update).unwrap();
         let all: u64 = (0..graph.operators.len()).map(|at| states(&graph, OpId::of(at))).sum();
         let time = |until: OpId| {
@@ -111,6 +187,14 @@ mod tests {
             later += 1;
         }
         assert_eq!(later, 3);
+        let pieces = pieces(&graph, 1 << 20);
+        let device = crate::device::builtin::find("a6000").unwrap();
+        let spread = places.spread(&graph, &pieces, &device.link, 20).unwrap();
+        let alone: Vec<_> = spread.iter().filter(|moved| moved.piece.is_some()).collect();
+        assert!(alone.len() > 3 && spread.len() == waiting.len() + alone.len());
+        assert!(alone.is_sorted_by_key(|moved| (moved.operator, moved.after)));
+        assert!(alone.first().unwrap().after < alone.last().unwrap().after);
+        arrange(&graph, &Arrangement { order: spread, pieces }).unwrap();
         arrange(&graph, &Arrangement { order: waiting, pieces: Vec::new() }).unwrap();
     }
 }

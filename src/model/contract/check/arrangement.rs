@@ -55,27 +55,60 @@ fn whole(job: &JobPlan, origin: &Origin) -> Result<(), String> {
     }
 }
 
-/// The file's operators in the order that the plan says.
-fn sequence(origin: &Origin) -> Result<Vec<OpId>, String> {
+/// A piece: its number, elements of a piece, and of all.
+type Piece = (u64, u64, u64);
+
+/// The file's operators, and the pieces of those that run in pieces, in the order that the plan
+/// says. `elements` has the elements of a piece by operator.
+fn sequence(
+    origin: &Origin,
+    elements: &BTreeMap<OpId, u64>,
+) -> Result<Vec<(OpId, Option<Piece>)>, String> {
     let count = origin.graph.operators.len();
     // Where each stands: behind which position of the file, and the how manieth there.
     let mut places: Vec<(usize, usize)> = (0..count).map(|at| (at + 1, 0)).collect();
+    let mut pieces = BTreeMap::new();
     let mut moves = vec![false; count];
     for (number, moved) in origin.arrangement.order.iter().enumerate() {
         let at = moved.operator.index();
         let behind = moved.after.map_or(0, |after| after.index() + 1);
-        if at >= count || behind > count || std::mem::replace(&mut moves[at], true) {
+        let place = (behind, number + 1);
+        let known = at < count && behind <= count;
+        let again = known
+            && match moved.piece {
+                None => std::mem::replace(&mut moves[at], true),
+                Some(piece) => pieces.insert((moved.operator, u64::from(piece)), place).is_some(),
+            };
+        if !known || again {
             return Err("`order` names an operator that is not there, or one twice".to_owned());
         }
-        places[at] = (behind, number + 1);
+        if moved.piece.is_none() {
+            places[at] = place;
+        }
     }
     let stays = |moved: &crate::job::Moved| moved.after.is_none_or(|after| !moves[after.index()]);
     if !origin.arrangement.order.iter().all(stays) {
         return Err("`order` moves an operator behind one that moves itself".to_owned());
     }
-    let mut order: Vec<OpId> = (0..count).map(OpId::of).collect();
-    order.sort_by_key(|id| places[id.index()]);
-    Ok(order)
+    let mut order = Vec::with_capacity(count);
+    for id in (0..count).map(OpId::of) {
+        let place = places[id.index()];
+        let Some(&size) = elements.get(&id) else {
+            order.push((place, (id, None)));
+            continue;
+        };
+        let all = origin.graph.operator(id).reads().next().map_or(0, Operand::elements);
+        for number in 0..all.div_ceil(size) {
+            let place = pieces.remove(&(id, number)).unwrap_or(place);
+            order.push((place, (id, Some((number, size, all)))));
+        }
+    }
+    if let Some((id, number)) = pieces.keys().next() {
+        let name = &origin.graph.operator(*id).name;
+        return Err(format!("`order` moves piece {number} of `{name}`, which has none of that"));
+    }
+    order.sort_by_key(|(place, _)| *place);
+    Ok(order.into_iter().map(|(_, step)| step).collect())
 }
 
 /// What bytes of a tensor hold: from each position on, a version; `None` before anything is made.
@@ -132,8 +165,8 @@ impl<'a> Walk<'a> {
 
     fn walk(mut self) -> Result<(), String> {
         let mut at = 0;
-        let (mut random, mut begins) = (None, vec![0; self.origin.graph.operators.len()]);
-        for id in sequence(self.origin)? {
+        let (mut random, mut begins) = (None, vec![None; self.origin.graph.operators.len()]);
+        for (id, piece) in sequence(self.origin, &self.elements)? {
             let operator = self.origin.graph.operator(id);
             if operator.random && random.replace(id) > Some(id) {
                 return Err(format!(
@@ -141,23 +174,13 @@ impl<'a> Walk<'a> {
                     operator.name
                 ));
             }
-            begins[id.index()] = at;
-            let pieces = match self.elements.get(&id) {
-                None => vec![None],
-                Some(&elements) => {
-                    let all = operator.reads().next().map_or(0, Operand::elements);
-                    (0..all.div_ceil(elements)).map(|n| Some((n, elements, all))).collect()
-                }
-            };
-            for piece in pieces {
-                if at == self.graph.operators.len() {
-                    return Err("operators are missing from the arranged graph".to_owned());
-                }
-                self.operator(id, operator, at, piece).map_err(|what| {
-                    format!("operator `{}` {what}", self.graph.operators[at].name)
-                })?;
-                at += 1;
+            begins[id.index()].get_or_insert(at);
+            if at == self.graph.operators.len() {
+                return Err("operators are missing from the arranged graph".to_owned());
             }
+            self.operator(id, operator, at, piece)
+                .map_err(|what| format!("operator `{}` {what}", self.graph.operators[at].name))?;
+            at += 1;
         }
         if at < self.graph.operators.len() {
             return Err("the arranged graph has operators that the file has not".to_owned());
@@ -166,7 +189,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Everything has been written, and what refers to operators and versions was kept.
-    fn end(&self, begins: &[usize]) -> Result<(), String> {
+    fn end(&self, begins: &[Option<usize>]) -> Result<(), String> {
         let file = &self.origin.graph;
         let mut last: Vec<Option<u32>> = self.held.iter().map(|h| h[0].1).collect();
         for write in file.operators.iter().flat_map(Operator::writes) {
@@ -179,7 +202,8 @@ impl<'a> Walk<'a> {
             }
         }
         for (tensor, &(of, _)) in self.graph.tensors.iter().zip(&self.origin.tensors) {
-            let until = file.tensor(of).kept_until.map(|until| OpId::of(begins[until.index()]));
+            let until = file.tensor(of).kept_until.and_then(|until| begins[until.index()]);
+            let until = until.map(OpId::of);
             if tensor.kept_until != until {
                 return Err(format!("`{}` is kept until another operator", tensor.name));
             }
@@ -197,13 +221,13 @@ impl<'a> Walk<'a> {
         if same { Ok(()) } else { Err("the loss is another".to_owned()) }
     }
 
-    /// One operator of the arranged graph, or a piece: number, elements of a piece, and of all.
+    /// One operator of the arranged graph, or a piece.
     fn operator(
         &mut self,
         id: OpId,
         file: &Operator,
         at: usize,
-        piece: Option<(u64, u64, u64)>,
+        piece: Option<Piece>,
     ) -> Result<(), String> {
         let now = &self.graph.operators[at];
         let number = piece.map(|(n, ..)| n);
@@ -244,7 +268,7 @@ impl<'a> Walk<'a> {
         &self,
         then: &Operand,
         now: &Operand,
-        piece: Option<(u64, u64, u64)>,
+        piece: Option<Piece>,
     ) -> Result<(u64, u64), String> {
         let tensor = self.origin.graph.tensor(then.tensor);
         let (of, base) = self.origin.tensors[now.tensor.index()];

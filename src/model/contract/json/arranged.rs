@@ -47,7 +47,8 @@ impl Names<'_> {
     fn arrangement(&self, job: &JobForm<'_>) -> Result<Arrangement, String> {
         let moved = |form: &MovedForm<'_>| {
             let after = form.after.as_deref().map(|name| self.operator(name)).transpose()?;
-            Ok(Moved { operator: self.operator(&form.operator)?, after })
+            let operator = self.operator(&form.operator)?;
+            Ok(Moved { operator, piece: form.piece, after })
         };
         let in_pieces = |form: &PiecesForm<'_>| {
             Ok(Pieces { operator: self.operator(&form.operator)?, elements: form.elements })
@@ -100,7 +101,11 @@ pub(super) fn arrangement(
 
 pub(super) fn moved_form<'a>(moved: &Moved, graph: &'a Graph) -> MovedForm<'a> {
     let operator = |id: OpId| (&*graph.framework().operator(id).name).into();
-    MovedForm { operator: operator(moved.operator), after: moved.after.map(operator) }
+    MovedForm {
+        operator: operator(moved.operator),
+        piece: moved.piece,
+        after: moved.after.map(operator),
+    }
 }
 
 pub(super) fn pieces_form<'a>(pieces: &Pieces, job: &JobPlan, graph: &'a Graph) -> PiecesForm<'a> {
