@@ -125,6 +125,8 @@ class Enforcement:
         self._budget: int | None = None
         self._capped = False
         self._retries = 0
+        self._strayed = (0, 0)
+        """The most bytes given out and reserved in iterations that did not run by the plan."""
 
     @property
     def _on(self) -> bool:
@@ -136,13 +138,24 @@ class Enforcement:
             found = found.get(part, {})
         return int(found or 0)
 
-    def peak_allocated(self) -> int:
-        """The most bytes given out since :meth:`restart`."""
-        return self._statistic("allocated_bytes.all.peak")
+    def peaks(self) -> tuple[int, int]:
+        """The most bytes given out and reserved since :meth:`restart`, in all iterations."""
+        allocated, reserved = self._statistic("allocated_bytes.all.peak"), self.peak_reserved()
+        return max(allocated, self._strayed[0]), max(reserved, self._strayed[1])
 
     def peak_reserved(self) -> int:
-        """The most bytes reserved since :meth:`restart`."""
+        """The most bytes reserved since :meth:`restart` by iterations that ran by the plan."""
         return self._statistic("reserved_bytes.all.peak")
+
+    def give_back(self, most: int) -> bool:
+        """After an iteration that did not run by the plan: gives back what the allocator keeps, if
+        it reserved more than ``most`` bytes, and measures anew; whether it did.
+        """
+        if not self._on or self._statistic("reserved_bytes.all.peak") <= most:
+            return False
+        self._strayed = self.peaks()
+        self._empty()
+        return True
 
     def retries(self) -> int:
         """How often the allocator gave back all that it kept and tried again, since
@@ -191,13 +204,16 @@ class Enforcement:
     def restart(self) -> None:
         """Gives back what the allocator keeps, and measures anew: a plan acts from now on."""
         self.lift()
-        self._budget = None
+        self._budget, self._strayed = None, (0, 0)
         if self._on:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            self._empty()
             self._retries = self._statistic("num_alloc_retries")
-            self._layouts.clear()
+
+    def _empty(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self._layouts.clear()
 
     def begin(self, budget: int) -> None:
         """From now on no more than ``budget`` bytes may be reserved."""

@@ -146,7 +146,10 @@ class Fit:
         Args:
             bring_back: whether optimizer states come back to the device, for steps without neap.
         """
-        if not self._closed and not self._off:
+        if not self._closed and not self._off and self.watch.backward_depth:
+            # Hooks that are taken away inside backward are there again when it has ended.
+            self.watch.after_backward.append(lambda: self._close_later(bring_back))
+        elif not self._closed and not self._off:
             self._closed = True
             _ACTING.remove(self)
             self.report()
@@ -160,6 +163,9 @@ class Fit:
                 self._share.close()
             self._updates.stop(bring_back)
         return self._report
+
+    def _close_later(self, bring_back: bool) -> None:
+        self.close(bring_back)
 
     def report(self) -> Report:
         """What happened so far."""
@@ -176,8 +182,7 @@ class Fit:
         report.compared = recompute.compared + remakes.compared
         report.early_updates = self._updates.early
         report.iteration_s = statistics.median(self._times) if self._times else 0.0
-        report.peak_allocated_bytes = self.enforcement.peak_allocated()
-        report.peak_reserved_bytes = self.enforcement.peak_reserved()
+        report.peak_allocated_bytes, report.peak_reserved_bytes = self.enforcement.peaks()
         report.allocator_retries = self.enforcement.retries()
         return report
 
@@ -217,6 +222,7 @@ class Fit:
                     self._act(other)
             else:
                 self._count(why)
+                self.search.strayed(self.schedule)
             self._on_timeline(why is None)
             self.runtime.begin()
             if self.search.settled and self.runtime.recompute.resolved:

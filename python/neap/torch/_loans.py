@@ -77,9 +77,10 @@ class Lent:
         here: its bytes while they come back.
         away: whether the parameters show their stand-ins.
         copied: whether the copy to the host was asked for in this iteration.
+        versions: those of the parameters when that was.
     """
 
-    __slots__ = ("away", "base", "copied", "here", "number", "parameters")
+    __slots__ = ("away", "base", "copied", "here", "number", "parameters", "versions")
 
     def __init__(self, number: int, parameters: list[torch.Tensor]) -> None:
         self.number = number
@@ -88,6 +89,7 @@ class Lent:
         self.here: torch.Tensor | None = None
         self.away = False
         self.copied = False
+        self.versions: list[int] = []
 
 
 class Borrowed:
@@ -156,15 +158,15 @@ class Loans:
             self._slots.append(pool[start : start + size_of(parcel)])
             start += size_of(parcel)
 
-    def resolve(self) -> bool:
+    def resolve(self) -> None:
         """Finds the parameters by name, and puts those of a parcel next to each other in one
-        storage; whether that was done by this call.
+        storage.
         """
         if not self._parcels or self._parameters is not None:
-            return False
+            return
         named = self._find()
         if not any(name in named for parcel in self._parcels for name, _ in parcel):
-            return False  # The script has called no module yet.
+            return  # The script has called no module yet.
         self._parameters = []
         for parcel in self._parcels:
             found = [named.get(name) for name, _ in parcel]
@@ -183,20 +185,19 @@ class Loans:
                     place = _like(parameter, slab.untyped_storage(), offset)
                     place.copy_(parameter.detach())
                     parameter.data = place
-        return True
-
-    def offset(self, number: int, member: int) -> int:
-        """The bytes of a parcel before one of its parameters; 0 if the parcel stays."""
-        if self._parameters is None or not self._parameters[number]:
-            return 0
-        return offsets(self._parcels[number])[member]
 
     def _unpack_parcels(self) -> None:
-        """Each parameter has a storage of its own again."""
+        """Each parameter has a storage of its own again, unless the script holds its memory too."""
+        self._lent = {}
         for parameters in self._parameters or []:
-            for parameter in parameters if len(parameters) > 1 else []:
-                if parameter.untyped_storage().nbytes() != parameter.nbytes:
-                    parameter.data = parameter.data.clone()
+            if len({parameter.untyped_storage()._cdata for parameter in parameters}) != 1:
+                continue
+            base = parameters[0].untyped_storage()
+            # Its owners are the parameters and `base`.
+            if torch._C._storage_Use_Count(base._cdata) > len(parameters) + 1:
+                continue
+            for parameter in parameters if len(parameters) > 1 else ():
+                parameter.data = parameter.data.clone()
         self._parameters = None
 
     def stop(self) -> None:
@@ -308,6 +309,7 @@ class Loans:
         if lent.copied or lent.base is None:
             return
         lent.copied = True
+        lent.versions = [parameter._version for parameter in lent.parameters]
         slot = self._slots[lent.number]
         copy(self._out, [slot], [flat(lent.base)], lent.number)
         self.counts.swapped_out += 1
@@ -320,6 +322,8 @@ class Loans:
             return True
         if any(p.untyped_storage()._cdata != base._cdata for p in lent.parameters):
             return True  # The script has given one another storage.
+        if lent.versions != [parameter._version for parameter in lent.parameters]:
+            return True  # A hook of the script's has written to one: the copy is stale.
         # Its owners are the parameters and `base`.
         if torch._C._storage_Use_Count(base._cdata) > len(lent.parameters) + 1:
             return False

@@ -195,6 +195,8 @@ def _impure(
             return "it is not all forward operators that PyTorch dispatches"
         if node.kind.startswith(_ELSEWHERE):
             return "it talks to other processes, or runs kernels of its own"
+        if node.op.generator:
+            return "it draws random numbers from a generator of its own"
         born.update(node.makes)
         for storage in node.writes:
             if storage not in born and storage not in norms:

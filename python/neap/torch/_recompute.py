@@ -17,7 +17,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from neap.torch._calls import updating_norms, view_of
 from neap.torch._schedule import Again, Schedule
+from neap.torch._settings import State
 from neap.torch._versions import changed, witness
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class Recompute:
         if (
             calls is None
             or not torch.is_grad_enabled()
+            or torch._C._functorch.peek_interpreter_stack() is not None
             or torch._C._current_autograd_node() is not None
         ):
             return None
@@ -151,7 +153,9 @@ class Recompute:
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [leaves[n] for n in places]
         for given, (view, _) in zip(tensors, again.inputs):
-            if view is not None and view_of(given) != view:
+            found = view_of(given)
+            # Where it begins in its storage makes no difference.
+            if view is not None and (found is None or found[:3] != view[:3]):
                 self.runtime.diverge(
                     f"{again.module} was called with {tuple(given.shape)} instead of {view[1]}"
                 )
@@ -183,10 +187,11 @@ class Recompute:
                 flat,
                 *tensors,
                 use_reentrant=False,
-                context_fn=lambda: (call.forward(), call.again()),
+                context_fn=lambda: (call.forward(), _EachTime(call.again)),
             )
         finally:
             self.entering = None
+            call.state.look()
             if self.runtime.diverged is None and self.runtime.count != again.after_pack:
                 self.runtime.diverge(
                     f"{again.module} saved {self.runtime.count - again.first_pack} tensors "
@@ -206,6 +211,23 @@ class Entering:
         place = self._count
         self._count += 1
         return self._owners[place] if 0 <= place < len(self._owners) else None
+
+
+class _EachTime:
+    """A context that is made anew each time that it is entered: PyTorch's checkpoint enters the one
+    of the second forward for each backward over the same graph.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(self._make())
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 class _Saved:
@@ -235,6 +257,7 @@ class _Run:
         self.mortal: list[StorageWeakRef] = []
         self.counted = False
         self.randoms: tuple[Any, Any] = (None, None)
+        self.state = State(module)
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -250,6 +273,13 @@ class _Run:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Around the second forward."""
+        self.state.prove(self.description.module)
+        with self.state.restored(), self._alone():
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """What the second forward does to random numbers and running statistics is undone."""
         now = _randoms()
         timeline = self.owner.runtime.timeline
         name = f"again: {self.description.module}"
@@ -328,9 +358,12 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same shape, type and bits, whatever these mean."""
     if one.shape != other.shape or one.dtype != other.dtype or one.stride() != other.stride():
         return False
-    a = one.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    b = other.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return torch.equal(a, b)
+
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return plain.reshape(-1).view(torch.uint8)
+
+    return torch.equal(bits(one), bits(other))
 
 
 def _randoms() -> tuple[Any, Any]:

@@ -28,6 +28,7 @@ from neap.torch._storage import (
     Storage,
     Storages,
     dtype_name,
+    has_generator,
     storage_of,
 )
 from neap.torch._watch import BACKWARD, Watch, named_tensors
@@ -405,6 +406,7 @@ class Recorder(TorchDispatchMode):
                 makes=makes,
                 lists=self._lists(args, kwargs),
                 random=torch.Tag.nondeterministic_seeded in func.tags,
+                generator=has_generator(args, kwargs),
                 node=node,
                 iteration=len(self.cuts) - 1,
                 step=len(self.steps) if self._step_began is not None else None,
@@ -413,9 +415,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def _where(self) -> tuple[str, str, int | None]:
-        """Phase, module path, and the number of the autograd function that runs or was just
-        made.
-        """
+        """Phase, module path, and the number of the autograd function that runs or was made."""
         node = torch._C._current_autograd_node()
         phase = self.watch.phase
         if node is not None:

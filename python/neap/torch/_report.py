@@ -18,6 +18,8 @@ def parse_budget(budget: str | int) -> Callable[[int], int]:
     Raises:
         ValueError: if it is neither.
     """
+    if isinstance(budget, bool) or not isinstance(budget, (int, str)):
+        raise ValueError(f"the budget is {budget!r}; give bytes, such as 12GiB, or a share, 60%")
     if isinstance(budget, int):
         size = budget
         if size <= 0:
@@ -36,7 +38,9 @@ def parse_budget(budget: str | int) -> Callable[[int], int]:
 
 
 _UNMET = "the budget can't be met; this is the lowest peak that was found"
-_OVER = "the allocator reserves more than the budget"
+_OVER = (
+    "the plan's peak is within the budget, but the allocator reserves more: memory lies in pieces"
+)
 
 
 @dataclass
@@ -104,7 +108,8 @@ class Report:
         self.met = met
         self.notes = [note for note in self.notes if note not in (_UNMET, _OVER)]
         if not met:
-            self.notes.append(_OVER if schedule.met else _UNMET)
+            within = schedule.peak_bytes <= schedule.budget_bytes
+            self.notes.append(_OVER if within else _UNMET)
 
     def __str__(self) -> str:
         if not self.planned and not self.unplanned:

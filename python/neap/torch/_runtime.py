@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,8 +139,7 @@ class Runtime:
         self.recompute.begin()
         self._backwards = 0
         self.loans.begin()
-        if self.loans.resolve():
-            self._relocate()
+        self.loans.resolve()
         self._waiting = {}
         self._by_storage = {}
         self.remakes.begin()
@@ -160,18 +158,6 @@ class Runtime:
                 self._wanted = [(*one[:-1], True) for one in self._all]
             self._at("begin")
 
-    def _relocate(self) -> None:
-        """Saved tensors of parameters that lie in one storage now begin elsewhere in it."""
-        schedule = self.schedule
-        assert schedule is not None
-        expected = list(schedule.expected)
-        for number, (parcel, member) in schedule.borrowed.items():
-            (dtype, shape, stride, offset), node = expected[number]
-            offset += self.loans.offset(parcel, member) // dtype.itemsize
-            expected[number] = (dtype, shape, stride, offset), node
-        self.schedule = replace(schedule, expected=expected)
-        self._all = self._wants(self.schedule)
-
     def _wants(self, schedule: Schedule) -> list[Wanted]:
         """What each saved tensor of an iteration must be, ready for the comparison, and what keeps
         it.
@@ -187,7 +173,7 @@ class Runtime:
         for number, one in enumerate(schedule.remade):
             keeps.update(dict.fromkeys(one.packs, (self._remake, number)))
         return [
-            (*view, names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in schedule.actions)
+            (*view[:3], names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in schedule.actions)
             for n, (view, node) in enumerate(schedule.expected)
         ]
 
@@ -267,7 +253,7 @@ class Runtime:
         wanted = self._wanted
         if number >= len(wanted):
             return self._unexpected(number, tensor)
-        dtype, shape, stride, offset, names, keep, one, acts = wanted[number]
+        dtype, shape, stride, names, keep, one, acts = wanted[number]
         function = tensor.grad_fn
         if not (
             type(tensor) in _PLAIN
@@ -276,7 +262,6 @@ class Runtime:
             and tensor.layout is _STRIDED
             and tensor.stride() == stride
             and ("" if function is None else function.name()) in names
-            and tensor.storage_offset() == offset
         ):
             schedule = self.schedule
             why = differs([] if schedule is None else schedule.expected, number, tensor)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,13 @@ def _read(form: dict[str, Any]) -> Schedule:
         for n, (parcel, member) in form.get("borrowed", {}).items()
     }
     schedule = Schedule(**known)
+    for one in fields(Schedule):
+        value = getattr(schedule, one.name)
+        whole = type(value) is int and value >= 0
+        if (type(one.default) is int and not whole) or (one.name == "piece" and not _piece(value)):
+            raise ValueError(f"{one.name} is {value!r}")
+    if not all(type(size) is int and size > 0 for size in schedule.sizes):
+        raise ValueError("a size is no number of bytes")
     activations, saved = len(schedule.sizes), len(schedule.expected)
     things = [thing for actions in schedule.actions.values() for thing in actions]
     numbers = [o for o in schedule.owner if o is not None]
@@ -241,6 +248,10 @@ def _read(form: dict[str, Any]) -> Schedule:
     if len(schedule.owner) != saved or outside:
         raise ValueError("a number is out of range")
     return schedule
+
+
+def _piece(value: Any) -> bool:
+    return value is None or (type(value) is int and value > 0)
 
 
 def _written(view: View | None) -> Any:

@@ -24,6 +24,8 @@ _AGAIN = 8
 """So often plans that kept to the budget are looked at again."""
 _PAGE = 20 << 20
 """The bytes by which PyTorch's allocator reserves more with expandable segments."""
+_SLACK = 32
+"""Beside a plan that does not meet its budget, this part of its peak may lie free, or a page."""
 _PART = 20
 """To leave a page of the budget free, a plan may take at most this part of its time longer."""
 
@@ -73,6 +75,8 @@ class Search:
         """Whether leaving a page free was tried."""
         self._fitted = False
         """Whether the plan kept to the budget when it was looked at, and may be looked at again."""
+        self._missed = False
+        """Whether the plan that stays did not keep to the budget when it was looked at."""
         self._again = 0
         """How often plans that did were looked at again."""
         self._banned: set[tuple[str, int]] = set()
@@ -111,9 +115,19 @@ class Search:
             self._again += 1
             self.settled = False
             self._measure(schedule)
+        elif self._missed and self._tried >= _LONGEST and self._over(schedule) <= 0:
+            # What it reserves is measured anew after an iteration without the plan.
+            self._settle(schedule, True)
         elif self._runtime.meter is not None and self._runtime.meter.turn():
             return self._feed_back()
         return None
+
+    def strayed(self, schedule: Schedule) -> None:
+        """After an iteration that did not run by the plan: what it reserved beyond the budget goes
+        back, and is not taken for what the plan needs.
+        """
+        if self._enforcement.give_back(self._target(schedule)):
+            self._tried = 0
 
     def for_another_budget(self, why: str) -> Schedule | None:
         """A plan for the budget as it is now: the margin that was found belongs to the last one."""
@@ -148,10 +162,11 @@ class Search:
             self._say("neap: an earlier plan was better")
             return found
         if over > 0:
-            growth, can_fit = self._runtime.growth, schedule.peak_bytes <= schedule.budget_bytes
-            trimmed = growth.trimmed(schedule) if growth and can_fit else None
-            if trimmed is not None:
-                return trimmed
+            growth = self._runtime.growth
+            if growth is not None and self._enforcement.peak_reserved() > self._target(schedule):
+                trimmed = growth.trimmed(schedule)
+                if trimmed is not None:
+                    return trimmed
             if self._instead is not None:
                 (instead, margin.bytes), self._instead = self._instead, None
                 return instead
@@ -214,6 +229,15 @@ class Search:
         """By how many bytes the plan has made the allocator reserve more than the budget."""
         return self._enforcement.peak_reserved() - schedule.budget_bytes
 
+    @staticmethod
+    def _target(schedule: Schedule) -> int:
+        """What the allocator is kept to: the budget, or a little more than a plan needs that does
+        not meet it.
+        """
+        if schedule.peak_bytes <= schedule.budget_bytes:
+            return schedule.budget_bytes
+        return schedule.peak_bytes + max(schedule.peak_bytes // _SLACK, _PAGE)
+
     def _misses(self, schedule: Schedule) -> bool:
         """Whether a plan that fitted does so no more: free memory lies elsewhere each time."""
         over = bool(schedule.trims) and self._over(schedule) > 0
@@ -223,7 +247,7 @@ class Search:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
         self._tried = 0
         self._enforcement.restart()
-        self._runtime.growth = self._enforcement.growth(schedule.budget_bytes)
+        self._runtime.growth = self._enforcement.growth(self._target(schedule))
 
     def _settle(self, schedule: Schedule, fits: bool) -> None:
         """The plan stays; if it fits, the budget binds from now on."""
@@ -231,7 +255,7 @@ class Search:
         # On a device it is met though its margin was not left free; a CPU measures nothing.
         if self._enforcement.peak_reserved():
             self._report.say_whether_met(schedule, fits)
-        self._fitted = fits and self._again < _AGAIN
+        self._fitted, self._missed = fits and self._again < _AGAIN, not fits
         # A script must not fail because its plan needs more, now or in a later iteration.
         if fits and not schedule.trims:
             self._enforcement.begin(schedule.budget_bytes)

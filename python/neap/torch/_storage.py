@@ -162,6 +162,8 @@ class Op:
     makes: list[Storage]
     lists: list[list[Storage | None]]
     random: bool
+    generator: bool
+    """Whether these are drawn from a generator that is not PyTorch's own."""
     node: int | None
     iteration: int
     step: int | None
@@ -225,3 +227,11 @@ class Storages:
         for key in dead:
             self._mortal.pop(key).died = now
             self._living.pop(key)
+
+
+def has_generator(args: Any, kwargs: Any) -> bool:
+    """Whether an operator's arguments name a generator of random numbers, not PyTorch's own."""
+    return any(
+        isinstance(one, torch.Generator) and one is not torch.default_generator
+        for one in (*args, *kwargs.values())
+    )

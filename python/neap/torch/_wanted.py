@@ -12,8 +12,8 @@ from neap.torch._holder import dense
 from neap.torch._recorder import VIEWS, is_subclass, node_name
 from neap.torch._schedule import Schedule
 
-Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, int, bool]
-"""What is expected of a saved tensor: type, shape, strides, offset, names that the function that
+Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], tuple[str, ...], Any, int, bool]
+"""What is expected of a saved tensor: type, shape, strides, names that the function that
 made it may have, what keeps it if its bytes may go, the number that it gets besides its place, and
 whether anything is done at its point.
 """
@@ -25,19 +25,21 @@ def names_of(node: str) -> tuple[str, ...]:
 
 
 def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor) -> str | None:
-    """How a saved tensor differs from the one that was planned in its place."""
+    """How a saved tensor differs from the one that was planned in its place. Where it begins in its
+    storage makes no difference: a batch may be another slice of the same data each time.
+    """
     if number >= len(expected):
         return f"more than {len(expected)} saved tensors"
     view, node = expected[number]
     if not is_subclass(tensor) and tensor.layout is torch.strided:
-        dtype, shape, stride, offset = view
-        if (
-            tensor.shape != shape
-            or tensor.dtype is not dtype
-            or tensor.stride() != stride
-            or tensor.storage_offset() != offset
-        ):
-            return f"saved tensor {number} is {tuple(tensor.shape)} instead of {shape}"
+        dtype, shape, stride, _ = view
+        what = f"saved tensor {number}"
+        if tensor.shape != shape:
+            return f"{what} is {tuple(tensor.shape)} instead of {shape}"
+        if tensor.dtype is not dtype:
+            return f"{what} is of {tensor.dtype} instead of {dtype}"
+        if tensor.stride() != stride:
+            return f"{what} has strides {tensor.stride()} instead of {stride}"
     name = node_name(tensor)
     if name != node:
         return f"saved tensor {number} is of {name or 'a leaf'} instead of {node or 'a leaf'}"

@@ -80,6 +80,8 @@ class Watch:
         self._main: list[tuple[torch.nn.Module, str]] = []
         self._handles: list[Any] = []
         self._engine: Any = None
+        self._thread = 0
+        """The thread that is followed; in others, backward may overlap its own."""
 
     # -- installing
 
@@ -96,6 +98,7 @@ class Watch:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
+        self._thread = threading.get_ident()
         self._engine = torch.autograd._engine_run_backward
         torch.autograd._engine_run_backward = self._run_backward
 
@@ -260,11 +263,14 @@ class Watch:
             call(optimizer)
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        around = self.around_backward
+        if threading.get_ident() != self._thread:
+            with nullcontext() if around is None else around(args[0]):
+                return self._engine(*args, **kwargs)
         if self.backward_depth == 0:
             for call in list(self.before_backward):
                 call()
         self.backward_depth += 1
-        around = self.around_backward
         try:
             with nullcontext() if around is None else around(args[0]):
                 return self._engine(*args, **kwargs)
