@@ -15,7 +15,7 @@ try:
 except ImportError:
     # `test_package.py` says so; the others can't even be read.
     needing = ("record", "dry", "fit", "again", "jobs", "loops", "rough", "trainers", "feedback")
-    needing += ("early", "share", "parts", "loans", "margin", "exact", "remake", "turns")
+    needing += ("early", "share", "parts", "loans", "margin", "exact", "remake", "turns", "changes")
     collect_ignore = [f"test_{name}.py" for name in needing]
 
 ROOT = Path(__file__).parents[2]
