@@ -41,6 +41,14 @@ fn the_exit_code_is_the_commands() {
 }
 
 #[test]
+fn a_signal_is_not_taken_for_a_script_that_trains_nothing() {
+    let ended = torch(&["--budget", "1GiB"], "kill -TERM $$", None);
+    let said = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(143), "{said}");
+    assert!(said.contains("signal 15 ended the command before its report"), "{said}");
+}
+
+#[test]
 fn the_script_finds_what_was_asked_for() {
     let line = "echo $NEAP_TORCH_BUDGET $NEAP_TORCH_RECOMPUTE $NEAP_TORCH_EARLY \
                 $PYTORCH_CUDA_ALLOC_CONF; \

@@ -115,10 +115,12 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if as_json {
         output::json(&Value::Array(reports.reports))?;
     } else if reports.reports.is_empty() {
-        note(
-            "note: no Python process of this command took an optimizer step of PyTorch, so there \
-             was nothing to plan",
-        );
+        note(&match status.signal() {
+            Some(signal) => format!("note: signal {signal} ended the command before its report"),
+            None => "note: no Python process of this command took an optimizer step of PyTorch, \
+                     so there was nothing to plan"
+                .to_owned(),
+        });
     }
     Ok(Answer::Code(code(status)))
 }
