@@ -115,6 +115,10 @@ class Search:
             self._again += 1
             self.settled = False
             self._measure(schedule)
+        elif schedule.trims and not self._fitted and not self._missed and self._over(schedule) > 0:
+            # It was looked at as often as may be.
+            self._missed = True
+            self._report.say_whether_met(schedule, False)
         elif self._missed and self._tried >= _LONGEST and self._over(schedule) <= 0:
             # What it reserves is measured anew after an iteration without the plan.
             self._settle(schedule, True)
@@ -144,7 +148,9 @@ class Search:
         repeats = self._enforcement.repeats()
         if changed:
             return self._plan_anew("calls that did not give the same again are kept")
-        if over <= 0 and self._tried < (2 if repeats else _LONGEST):
+        # Garbage that Python collects now and then may still make a later iteration differ.
+        soon = repeats and not schedule.trims and not self._again
+        if over <= 0 and self._tried < (2 if soon else _LONGEST):
             return None
         margin = self._margins[schedule.early]
         if self._tight is not None:
