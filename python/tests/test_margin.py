@@ -203,6 +203,21 @@ def test_a_plan_with_trims_gets_more_when_a_later_iteration_shows_that_it_needs_
         assert fitted.schedule.trims == [("unpack", 1), ("unpack", 2)]
 
 
+def slower(monkeypatch: pytest.MonkeyPatch, longer: float) -> list[Schedule]:
+    """The plans that will be made: all meet their budget, and all but the first take longer."""
+    planned = Search.plan
+    made: list[Schedule] = []
+
+    def plan(self: Search, planner: Any) -> Schedule:
+        one = planned(self, planner)
+        one.met, one.iteration_ns = True, int(1_000_000 * (longer if made else 1))
+        made.append(one)
+        return one
+
+    monkeypatch.setattr(Search, "plan", plan)
+    return made
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("helps", [True, False])
 @pytest.mark.parametrize("longer", [1.04, 1.06])
@@ -210,16 +225,7 @@ def test_a_quicker_plan_is_kept_by_trims_where_they_help(
     monkeypatch: pytest.MonkeyPatch, reserved: list[int], longer: float, helps: bool
 ) -> None:
     """They are tried where a wider margin makes the plan more than a twentieth slower."""
-    planned = Search.plan
-    made: list[Schedule] = []
-
-    def slower(self: Search, planner: Any) -> Schedule:
-        one = planned(self, planner)
-        one.met, one.iteration_ns = True, int(1_000_000 * (longer if made else 1))
-        made.append(one)
-        return one
-
-    monkeypatch.setattr(Search, "plan", slower)
+    made = slower(monkeypatch, longer)
     job = words()
     with fit(job) as fitted:
         assert fitted.schedule is not None
@@ -273,16 +279,7 @@ def test_a_page_of_the_budget_stays_free_where_memory_lies_otherwise_each_time(
     monkeypatch: pytest.MonkeyPatch, reserved: list[int], longer: float, fits: bool, kept: int
 ) -> None:
     """A plan that leaves one free takes the place of one that leaves 5 bytes, if it fits too."""
-    planned = Search.plan
-    made: list[Schedule] = []
-
-    def slower(self: Search, planner: Any) -> Schedule:
-        one = planned(self, planner)
-        one.met, one.iteration_ns = True, int(1_000_000 * (longer if made else 1))
-        made.append(one)
-        return one
-
-    monkeypatch.setattr(Search, "plan", slower)
+    made = slower(monkeypatch, longer)
     monkeypatch.setattr(Enforcement, "repeats", lambda self: False)
     job = words()
     with fit(job) as fitted:

@@ -151,7 +151,7 @@ class Enforcement:
         """After an iteration that did not run by the plan: gives back what the allocator keeps, if
         it reserved more than ``most`` bytes, and measures anew; whether it did.
         """
-        if not self._on or self._statistic("reserved_bytes.all.peak") <= most:
+        if not self._on or self.peak_reserved() <= most:
             return False
         self._strayed = self.peaks()
         self._empty()

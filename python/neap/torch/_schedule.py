@@ -140,8 +140,8 @@ class Schedule:
     turns: list[list[str]] = field(default_factory=list)
 
     def is_better_than(self, other: Schedule) -> bool:
-        """Whether it is worth giving back free memory to keep this plan, which fits but for free
-        memory in pieces: ``other`` takes more than a twentieth longer, or does not fit.
+        """Whether this plan is worth keeping though ``other`` leaves the allocator more: that takes
+        more than a twentieth longer, or does not fit.
         """
         longest = self.iteration_ns + self.iteration_ns // 20
         return self.met and (not other.met or other.iteration_ns > longest)

@@ -26,8 +26,6 @@ _PAGE = 20 << 20
 """The bytes by which PyTorch's allocator reserves more with expandable segments."""
 _SLACK = 32
 """Beside a plan that does not meet its budget, this part of its peak may lie free, or a page."""
-_PART = 20
-"""To leave a page of the budget free, a plan may take at most this part of its time longer."""
 
 
 class Search:
@@ -208,8 +206,7 @@ class Search:
         margin = self._margins[schedule.early]
         before, margin.bytes = margin.bytes, schedule.budget_bytes - schedule.peak_bytes + missing
         other = self._plan_anew(f"the allocator left only {-over} bytes of the budget")
-        longest = schedule.iteration_ns + schedule.iteration_ns // _PART
-        if other is None or not other.met or other.iteration_ns > longest:
+        if other is None or not other.met or schedule.is_better_than(other):
             margin.bytes = before
             return None
         self._tight = schedule, before

@@ -262,18 +262,20 @@ class Watch:
         for call in list(self.after_step):
             call(optimizer)
 
-    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_engine(self, args: Any, kwargs: Any) -> Any:
         around = self.around_backward
+        with nullcontext() if around is None else around(args[0]):
+            return self._engine(*args, **kwargs)
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
-            with nullcontext() if around is None else around(args[0]):
-                return self._engine(*args, **kwargs)
+            return self._run_engine(args, kwargs)
         if self.backward_depth == 0:
             for call in list(self.before_backward):
                 call()
         self.backward_depth += 1
         try:
-            with nullcontext() if around is None else around(args[0]):
-                return self._engine(*args, **kwargs)
+            return self._run_engine(args, kwargs)
         finally:
             self.backward_depth -= 1
             if self.backward_depth == 0:
