@@ -62,33 +62,42 @@ def test_a_plan_that_comes_back_and_fits_again_stays() -> None:
     assert margin.judge(fitted, -80 * MIB) is None
 
 
-def test_a_trim_comes_at_the_last_point_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each search adds one point, and none twice."""
+def looked(growth: Growth, reserved: list[int], points: list[tuple[str, int, int]]) -> None:
+    """Comes to these points with so many MiB reserved."""
+    for kind, number, size in points:
+        reserved[0] = size * MIB
+        growth.look(kind, number)
+
+
+def test_memory_is_given_back_at_the_points_after_which_more_is_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each point with how much more; what is known already is not found again."""
     reserved = [0]
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved[0])
     schedule = made(900 * MIB)
+    begin = ("begin", 0, schedule.budget_bytes)
     growth = Growth(schedule.budget_bytes)
-    for kind, number, size in [("pack", 0, 800), ("pack", 1, 990), ("unpack", 1, 1010)]:
-        reserved[0] = size * MIB
-        growth.look(kind, number)
+    looked(growth, reserved, [("begin", 0, 700), ("pack", 0, 700), ("pack", 1, 990)])
+    assert growth.trimmed(schedule) is None
+    looked(growth, reserved, [("unpack", 1, 1010), ("unpack", 0, 2000)])
     trimmed = growth.trimmed(schedule)
-    assert trimmed is not None and trimmed.trims == [("pack", 1)] and schedule.trims == []
-    assert trimmed.at("pack") == [None, [TRIM, ("out", 0), ("drop", 0)], None]
+    assert trimmed is not None and schedule.trims == []
+    assert trimmed.trims == [begin, ("pack", 0, 290 * MIB), ("pack", 1, 20 * MIB)]
+    assert trimmed.at("pack")[1] == [(TRIM, 20 * MIB), ("out", 0), ("drop", 0)]
     assert growth.trimmed(trimmed) is None
 
     growth = Growth(schedule.budget_bytes)
-    for kind, size in [("end", 990), ("begin", 1010)]:
-        reserved[0] = size * MIB
-        growth.look(kind, 0)
+    looked(growth, reserved, [("end", 0, 990), ("begin", 0, 1010)])
     trimmed = growth.trimmed(schedule)
-    assert trimmed is not None and trimmed.trims == [("begin", 0)]
+    assert trimmed is not None and trimmed.trims == [begin]
     assert growth.trimmed(trimmed) is None  # Once, though the end was the last point before.
 
 
 def test_trims_are_kept_in_a_file(tmp_path: Path) -> None:
     """A plan that is saved gives back free memory where it did before."""
     schedule = made(900 * MIB)
-    schedule.trims = [("begin", 0), ("unpack", 1)]
+    schedule.trims = [("begin", 0, 5), ("unpack", 1, 7)]
     schedule.save(tmp_path / "plan.json")
     assert Schedule.load(tmp_path / "plan.json") == schedule
 
@@ -152,7 +161,7 @@ class Found(Growth):
     def trimmed(self, schedule: Schedule) -> Schedule | None:
         if not self.points:
             return None
-        return replace(schedule, trims=[*schedule.trims, self.points.pop(0)])
+        return replace(schedule, trims=[*schedule.trims, (*self.points.pop(0), MIB)])
 
 
 @pytest.fixture
@@ -200,7 +209,7 @@ def test_a_plan_with_trims_gets_more_when_a_later_iteration_shows_that_it_needs_
             while not fitted.settled:
                 job.iteration()
             assert fitted.report().met and fitted.report().trims == count
-        assert fitted.schedule.trims == [("unpack", 1), ("unpack", 2)]
+        assert fitted.schedule.trims == [("unpack", 1, MIB), ("unpack", 2, MIB)]
 
 
 def slower(monkeypatch: pytest.MonkeyPatch, longer: float) -> list[Schedule]:
@@ -232,7 +241,7 @@ def test_a_quicker_plan_is_kept_by_trims_where_they_help(
         budget = fitted.schedule.budget_bytes
         reserved[0] = budget + 5
         job.iteration()
-        trimmed = fitted.schedule.trims == [("unpack", 1)]
+        trimmed = fitted.schedule.trims == [("unpack", 1, MIB)]
         assert trimmed == (longer == 1.06) and len(made) == 2
         assert fitted.report().margin_bytes == (0 if trimmed else (2 << 20) + 5)
         if trimmed and not helps:
@@ -244,7 +253,7 @@ def test_a_quicker_plan_is_kept_by_trims_where_they_help(
             job.iteration()
         kept = made[0] if trimmed and helps else made[1]
         assert fitted.schedule.iteration_ns == kept.iteration_ns and fitted.report().met
-        assert fitted.schedule.trims == ([("unpack", 1)] if kept is made[0] else [])
+        assert fitted.schedule.trims == ([("unpack", 1, MIB)] if kept is made[0] else [])
 
 
 @pytest.mark.usefixtures("small")

@@ -16,9 +16,6 @@ _REFINEMENTS = 3
 _STEPS = 16
 """A small step of a margin is this part of the budget."""
 
-_TRIMS = 16
-"""So often in an iteration the allocator may give back what it keeps free."""
-
 
 class Margin:
     """Finds how many bytes of a budget the allocator needs beyond what it gives out.
@@ -80,33 +77,45 @@ class Margin:
 
 
 class Growth:
-    """Finds the point of an iteration after which the allocator reserves more than the budget.
+    """Finds how much more the allocator reserves after each point of an iteration.
 
     Free memory lies in pieces, and what fits into none of them is reserved anew. Where no plan with
-    any margin fits, or only a much slower one, the allocator gives back what it keeps free
-    (``torch.cuda.empty_cache``) at the last point before that. This makes the host wait for the
-    device.
+    any margin fits, or only a much slower one, each iteration begins with no free memory reserved,
+    and more is given back before a point after which too much would be reserved
+    (:mod:`neap.torch._pages`). This makes the host wait for the device.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._last: Point = ("begin", 0)
-        self.found: Point | None = None
+        self._after: dict[Point, int] = {}
+        self._passed = False
+        """Whether more than the budget was reserved."""
+        self.reserved = 0
+        """The bytes that were reserved at the last point."""
 
     def look(self, kind: str, number: int) -> None:
         """The iteration is at this point."""
-        if self.found is None and number >= 0:
-            if torch.cuda.memory_reserved() > self._budget:
-                self.found = self._last
-            else:  # Between iterations the next one's beginning is the only point.
-                self._last = ("begin", 0) if kind == "end" else (kind, number)
+        if self._passed or number < 0:
+            return
+        reserved = torch.cuda.memory_reserved()
+        if reserved > self.reserved:
+            more = reserved - self.reserved
+            self._after[self._last] = max(more, self._after.get(self._last, 0))
+        self.reserved, self._passed = reserved, reserved > self._budget
+        # Between iterations the next one's beginning is the only point.
+        self._last = ("begin", 0) if kind == "end" else (kind, number)
 
     def trimmed(self, schedule: Schedule) -> Schedule | None:
-        """The schedule with one trim more, if that may help."""
-        point = self.found
-        if point is None or point in schedule.trims or len(schedule.trims) >= _TRIMS:
+        """The schedule with what was seen after its points, if that is new."""
+        if not self._passed:
             return None
-        return replace(schedule, trims=[*schedule.trims, point])
+        known = {(kind, number): more for kind, number, more in schedule.trims}
+        found = {point: max(more, known.get(point, 0)) for point, more in self._after.items()}
+        trims = {**known, **found, ("begin", 0): self._budget}
+        if trims == known:
+            return None
+        return replace(schedule, trims=[(*point, more) for point, more in trims.items()])
 
 
 class Enforcement:

@@ -175,6 +175,7 @@ class Fit:
         report.swapped_out, report.swapped_in = counts.swapped_out, counts.swapped_in
         report.swapped_bytes = counts.bytes_out
         report.freed, report.kept, report.late = counts.deaths, counts.kept, counts.late
+        report.gave_back, report.moved_bytes = counts.trims, counts.bytes_moved
         report.state_bytes = self._updates.state_bytes
         report.recomputed, report.recomputed_deaths = recompute.ran, recompute.deaths
         remakes = self.runtime.remakes

@@ -114,6 +114,10 @@ class Counts:
         """Swap-ins that nothing had asked for before the tensor was needed."""
         self.kept = 0
         """Swap-outs left out because something else held the storage."""
+        self.trims = 0
+        """How often the allocator gave memory back."""
+        self.bytes_moved = 0
+        """What was allocated anew for it."""
         self.deaths = 0
         """Storages that were seen to be gone from the device after a swap-out."""
 

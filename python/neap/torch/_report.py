@@ -53,8 +53,9 @@ class Report:
         met: whether the plan's peak and what the allocator reserves beyond it fit the budget.
         margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
             what it gives out.
-        trims: how often in an iteration the allocator gives back free memory; what this takes is
-            not predicted.
+        trims: points of an iteration at which the allocator may give back free memory.
+        gave_back: how often it did, and ``moved_bytes`` what was copied to the host and allocated
+            anew for it; what this takes is not predicted.
         peak_allocated_bytes, peak_reserved_bytes: measured since the plan acts; 0 on the CPU.
         swapped_out, swapped_in: copies of activations; ``late`` of those back were waited for.
         freed: storages of swapped activations that were seen to be gone from the device.
@@ -81,6 +82,8 @@ class Report:
     planned: int = 0
     unplanned: dict[str, int] = field(default_factory=dict)
     trims: int = 0
+    gave_back: int = 0
+    moved_bytes: int = 0
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
     allocator_retries: int = 0
@@ -156,8 +159,9 @@ class Report:
             lines.append(f"  copies measured at {measured}")
         if self.trims:
             lines.append(
-                f"  free memory is given back {self.trims} times an iteration; the time that this "
-                "takes is not predicted"
+                f"  the allocator gave back free memory {self.gave_back} times, and "
+                f"{size(self.moved_bytes)} were allocated anew for it; the time that this takes is "
+                "not predicted"
             )
         lines += [f"  planned anew: {why}" for why in self.replans]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

@@ -19,10 +19,11 @@ from neap.torch._holder import Counts, Handle, Holder, Kept, fills, flat, kept
 from neap.torch._lane import Lane
 from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter, noted, noting
+from neap.torch._pages import Pages
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import PLAIN
 from neap.torch._remake import Made, Remakes
-from neap.torch._schedule import Due, Point, Schedule, due
+from neap.torch._schedule import Due, Schedule, due
 from neap.torch._storage import blocks
 from neap.torch._timeline import Timeline
 from neap.torch._turns import Turns
@@ -55,6 +56,7 @@ class Runtime:
         self.counts = Counts()
         self.recompute = Recompute(self, find)
         self.loans = Loans(device, parameters, self.counts)
+        self.pages = Pages(self.counts, parameters)
         self.remakes = Remakes(self.unpack, self.value, self.loans.ensure)
         self._backwards = 0
         self._at_backward: list[Due | None] = []
@@ -83,7 +85,6 @@ class Runtime:
         """
         self._points: tuple[list[Due | None], list[Due | None]] = ([None], [None])
         """Both as they are when an iteration begins."""
-        self._trims: set[Point] = set()
         self._waiting: dict[int, list[str]] = {}
         self._slots: list[torch.Tensor] = []
         self._whole: list[torch.Tensor | None] = []
@@ -124,7 +125,7 @@ class Runtime:
             if schedule is None
             else (due(schedule.at("pack")), due(schedule.at("unpack")))
         )
-        self._trims = set() if schedule is None else set(schedule.trims)
+        self.pages.follow(schedule)
         self.loans.device = self.device
         self.loans.relieve = self.differs
         self.loans.follow([] if schedule is None else schedule.lent)
@@ -143,6 +144,7 @@ class Runtime:
         self._waiting = {}
         self._by_storage = {}
         self.remakes.begin()
+        self.pages.begin()
         if self.turns is not None:
             self.turns.acting = True
         schedule = self.schedule
@@ -186,14 +188,30 @@ class Runtime:
             if self._backwards == 1 and self.count == self.schedule.packed:
                 self.loans.enter()
                 self.act(self._at_backward, 0)
-        if self._trims or self.growth is not None:
+        if self.pages.acts or self.growth is not None:
             self._at(kind, number)
 
     def _at(self, kind: str, number: int = 0) -> None:
         if self.growth is not None:
             self.growth.look(kind, number)
-        if (kind, number) in self._trims:
-            torch.cuda.empty_cache()
+        if self.pages.at((kind, number), self._present):
+            self._gave_back()
+
+    def _present(self) -> list[Holder]:
+        """What is held now."""
+        found = (None if reference is None else reference() for reference in self._holders)
+        return [holder for holder in found if holder is not None]
+
+    def _gave_back(self) -> None:
+        """Memory was given back, and holders may have another storage."""
+        for holder in self._present():
+            if holder.base is not None and holder.here is not None:
+                holder.base = holder.here.untyped_storage()
+                if holder.base._cdata != holder.key:
+                    self._by_storage[holder.base._cdata] = self._by_storage.pop(holder.key)
+                    holder.key = holder.base._cdata
+        if self.growth is not None:
+            self.growth.reserved = torch.cuda.memory_reserved()
 
     def end(self) -> str | None:
         """An iteration ends: nothing, or what made it differ from the one that was planned."""
@@ -277,6 +295,8 @@ class Runtime:
         else:
             # A tensor that keeps itself would never be freed.
             packed = (tensor.detach(), number, tensor._version)
+        if self.pages.acts:
+            self.pages.saved(tensor, packed)
         if acts or self._waiting:
             self.act(self._packs, number)
         return packed
@@ -445,8 +465,8 @@ class Runtime:
             self.loans.give(todo.lent)
         if todo.turns and self.turns is not None:
             self.turns.act(todo.turns)
-        if todo.trim and self.device == "cuda":
-            torch.cuda.empty_cache()
+        if todo.trim and self.pages.keep(todo.trim, self._present):
+            self._gave_back()
         if coming:
             self._bring(coming)
         if todo.lent:

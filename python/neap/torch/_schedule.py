@@ -24,8 +24,14 @@ VERSION = 1
 
 Point = tuple[str, int]
 Actions = list[tuple[str, int]]
-TRIM = ("trim", 0)
-"""The action at a point of :attr:`Schedule.trims`."""
+PAGE = 20 << 20
+"""The bytes by which PyTorch's allocator reserves more with expandable segments."""
+
+_SLACK = 32
+"""Beside a plan that does not meet its budget, this part of its peak may lie free, or a page."""
+
+TRIM = "trim"
+"""The action at a point of :attr:`Schedule.trims`, with the bytes."""
 
 
 class Due:
@@ -36,7 +42,8 @@ class Due:
         back: activations that come.
         lent: actions for parameters.
         turns: actions for optimizer states.
-        trim: whether the allocator gives back what it keeps free.
+        trim: how much more the allocator may reserve until the next point; memory is given back
+            if that is too much.
     """
 
     __slots__ = ("away", "back", "lent", "trim", "turns")
@@ -46,7 +53,7 @@ class Due:
         self.back = [one for what, one in actions if what == "in"]
         self.lent = [action for action in actions if action[0] in ACTIONS]
         self.turns = [action for action in actions if action[0] in TURNS]
-        self.trim = TRIM in actions
+        self.trim = sum(more for what, more in actions if what == TRIM)
 
 
 def due(points: Sequence[Actions | None]) -> list[Due | None]:
@@ -108,9 +115,11 @@ class Schedule:
             :mod:`neap.torch._loans`; ``("backward", 0)`` is a point for these too.
         borrowed: for saved tensors of such parameters the parcel, and which parameter of it.
         packed: how many tensors are saved before backward begins.
-        trims: points at which the allocator gives back what it keeps free; also ``("begin", 0)``,
-            ``("backward", 0)`` and ``("step", 0)``, where these begin, ``("after", 0)``, where
-            backward has ended, and ``("step", n)`` before the n-th piece of the step.
+        trims: points at which the allocator gives memory back, each with the bytes that it may
+            reserve until the next: only if it would then reserve more than :attr:`limit`. Besides
+            the points above, ``("begin", 0)``, ``("backward", 0)`` and ``("step", 0)``, where
+            these begin, ``("after", 0)``, where backward has ended, and ``("step", n)`` before the
+            n-th piece of the step.
         excluded: why calls of modules can't be run again, with how many.
     """
 
@@ -131,13 +140,22 @@ class Schedule:
     swap_bytes: int = 0
     met: bool = True
     excluded: dict[str, int] = field(default_factory=dict)
-    trims: list[Point] = field(default_factory=list)
+    trims: list[tuple[str, int, int]] = field(default_factory=list)
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0
     remade: list[Remake] = field(default_factory=list)
     soon: list[str] = field(default_factory=list)
     turns: list[list[str]] = field(default_factory=list)
+
+    @property
+    def limit(self) -> int:
+        """The bytes that the allocator is kept to: the budget, or a little more than a plan needs
+        that does not meet it.
+        """
+        if self.peak_bytes <= self.budget_bytes:
+            return self.budget_bytes
+        return self.peak_bytes + max(self.peak_bytes // _SLACK, PAGE)
 
     def is_better_than(self, other: Schedule) -> bool:
         """Whether this plan is worth keeping though ``other`` leaves the allocator more: that takes
@@ -154,9 +172,9 @@ class Schedule:
         for (of, number), actions in self.actions.items():
             if of == kind:
                 found[number] = actions
-        for of, number in self.trims:
+        for of, number, more in self.trims:
             if of == kind:
-                found[number] = [TRIM, *(found[number] or [])]
+                found[number] = [(TRIM, more), *(found[number] or [])]
         return found
 
     def save(self, path: str | os.PathLike[str], key: str = "") -> None:
@@ -214,7 +232,7 @@ def _read(form: dict[str, Any]) -> Schedule:
     ]
     known["remade"] = [Remake(**one) for one in form.get("remade", [])]
     known["away"] = set(form["away"])
-    known["trims"] = [(str(kind), int(number)) for kind, number in form.get("trims", [])]
+    known["trims"] = [(str(kind), int(n), int(more)) for kind, n, more in form.get("trims", [])]
     known["lent"] = [[(str(name), int(size)) for name, size in p] for p in form.get("lent", [])]
     known["borrowed"] = {
         int(n): (int(parcel), int(member))

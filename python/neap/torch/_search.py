@@ -14,7 +14,7 @@ from neap.torch._meter import drifted, measured_link
 from neap.torch._planning import PlanError, Planner
 from neap.torch._report import Report
 from neap.torch._runtime import Runtime
-from neap.torch._schedule import Schedule
+from neap.torch._schedule import PAGE, Schedule
 
 _REPLANS = 6
 """A plan is made anew at most so often because of what its first iterations showed."""
@@ -22,10 +22,8 @@ _LONGEST = 8
 """So many iterations of a plan are looked at while memory lies otherwise after each."""
 _AGAIN = 8
 """So often plans that kept to the budget are looked at again."""
-_PAGE = 20 << 20
-"""The bytes by which PyTorch's allocator reserves more with expandable segments."""
-_SLACK = 32
-"""Beside a plan that does not meet its budget, this part of its peak may lie free, or a page."""
+_ROUNDS = 16
+"""So often a plan gets more points at which the allocator gives memory back."""
 
 
 class Search:
@@ -65,6 +63,10 @@ class Search:
         """How often the plan was made anew for the present budget."""
         self._tried = 0
         """Iterations that ran by the present plan."""
+        self._rounds = 0
+        """How often it got more points at which the allocator gives memory back."""
+        self._nearest: tuple[int, Schedule] | None = None
+        """What it was when it exceeded the budget least, after the bytes by which it did."""
         self._instead: tuple[Schedule, int] | None = None
         """The plan that acts, with its margin, where a quicker one does not fit by trims."""
         self._tight: tuple[Schedule, int] | None = None
@@ -128,7 +130,7 @@ class Search:
         """After an iteration that did not run by the plan: what it reserved beyond the budget goes
         back, and is not taken for what the plan needs.
         """
-        if self._enforcement.give_back(self._target(schedule)):
+        if self._enforcement.give_back(schedule.limit):
             self._tried = 0
 
     def for_another_budget(self, why: str) -> Schedule | None:
@@ -166,11 +168,11 @@ class Search:
             self._say("neap: an earlier plan was better")
             return found
         if over > 0:
-            growth = self._runtime.growth
-            if growth is not None and self._enforcement.peak_reserved() > self._target(schedule):
-                trimmed = growth.trimmed(schedule)
-                if trimmed is not None:
-                    return trimmed
+            if self._nearest is None or over < self._nearest[0]:
+                self._nearest = over, schedule
+            trimmed = self._trimmed(schedule)
+            if trimmed is not None and self._enforcement.peak_reserved() > schedule.limit:
+                return trimmed
             if self._instead is not None:
                 (instead, margin.bytes), self._instead = self._instead, None
                 return instead
@@ -178,6 +180,8 @@ class Search:
         loose = self._with_a_page_free(schedule, over) if drifts else None
         if loose is None:
             self._settle(schedule, over <= 0)
+        if over > 0 and self._nearest is not None and self._nearest[1] is not schedule:
+            return self._nearest[1]
         return loose
 
     def _with_another_margin(self, schedule: Schedule, over: int, before: int) -> Schedule | None:
@@ -186,20 +190,28 @@ class Search:
         """
         unused = f"the allocator left {-over} bytes of the budget unused"
         more = f"the allocator reserved {over} bytes more than the budget"
-        growth, margin = self._runtime.growth, self._margins[schedule.early]
+        margin = self._margins[schedule.early]
         other = self._plan_anew(more if over > 0 else unused)
-        if over > 0 and other is not None and growth and schedule.is_better_than(other):
-            trimmed = growth.trimmed(schedule)
+        if over > 0 and other is not None and schedule.is_better_than(other):
+            trimmed = self._trimmed(schedule)
             if trimmed is not None:
                 self._instead, margin.bytes = (other, margin.bytes), before
                 return trimmed
         return other
 
+    def _trimmed(self, schedule: Schedule) -> Schedule | None:
+        """The plan with more points at which the allocator gives memory back, if that may help."""
+        growth = self._runtime.growth
+        if growth is None or self._rounds >= _ROUNDS:
+            return None
+        self._rounds += 1
+        return growth.trimmed(schedule)
+
     def _with_a_page_free(self, schedule: Schedule, over: int) -> Schedule | None:
         """A plan that leaves a page of the budget free, where it takes little longer. Memory lies
         otherwise after each iteration, so that a later one may need a page more.
         """
-        missing = over + _PAGE
+        missing = over + PAGE
         if self._loosened or schedule.trims or missing <= 0:
             return None
         self._loosened = True
@@ -232,15 +244,6 @@ class Search:
         """By how many bytes the plan has made the allocator reserve more than the budget."""
         return self._enforcement.peak_reserved() - schedule.budget_bytes
 
-    @staticmethod
-    def _target(schedule: Schedule) -> int:
-        """What the allocator is kept to: the budget, or a little more than a plan needs that does
-        not meet it.
-        """
-        if schedule.peak_bytes <= schedule.budget_bytes:
-            return schedule.budget_bytes
-        return schedule.peak_bytes + max(schedule.peak_bytes // _SLACK, _PAGE)
-
     def _misses(self, schedule: Schedule) -> bool:
         """Whether a plan that fitted does so no more: free memory lies elsewhere each time."""
         over = bool(schedule.trims) and self._over(schedule) > 0
@@ -249,8 +252,10 @@ class Search:
     def _measure(self, schedule: Schedule) -> None:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
         self._tried = 0
+        if not schedule.trims:
+            self._rounds, self._nearest = 0, None
         self._enforcement.restart()
-        self._runtime.growth = self._enforcement.growth(self._target(schedule))
+        self._runtime.growth = None if self.settled else self._enforcement.growth(schedule.limit)
 
     def _settle(self, schedule: Schedule, fits: bool) -> None:
         """The plan stays; if it fits, the budget binds from now on."""

@@ -1,0 +1,179 @@
+"""Keeps what PyTorch's allocator reserves within a limit, where free memory lies in pieces.
+
+With expandable segments the allocator gives memory back in whole pages of 20 MiB, and a tensor that
+outlives its neighbours keeps the page around it. At points of a schedule the tensors of pages that
+are at most half full are copied to the host, freed, and allocated anew: the allocator puts them
+into gaps of fuller pages. A tensor stays the object that it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+
+from neap.torch._holder import Counts, Holder, Kept, flat
+from neap.torch._recorder import is_subclass
+from neap.torch._schedule import PAGE, Point, Schedule
+
+_SMALLEST = 1 << 20
+"""PyTorch's allocator keeps smaller blocks in segments of their own."""
+
+Views = Sequence[torch.Tensor]
+"""All tensors of one storage."""
+
+
+class Pages:
+    """What does so for one schedule at a time.
+
+    Args:
+        counts: where the report's figures are counted.
+        parameters: the parameters by name, for their gradients.
+    """
+
+    def __init__(self, counts: Counts, parameters: Callable[[], dict[str, torch.Tensor]]) -> None:
+        self._counts = counts
+        self._parameters = parameters
+        self._points: dict[Point, int] = {}
+        self._limit = 0
+        self._saved: list[weakref.ref[torch.Tensor]] = []
+        self.acts = False
+        """Whether there are such points, so that saved tensors must be known."""
+
+    def follow(self, schedule: Schedule | None) -> None:
+        """From now on does what ``schedule`` says."""
+        trims = () if schedule is None else schedule.trims
+        self._points = {(kind, number): more for kind, number, more in trims}
+        self._limit = 0 if schedule is None else schedule.limit
+        self.acts = bool(trims)
+        self._saved = []
+
+    def begin(self) -> None:
+        """An iteration begins; what the script kept of the last one may still be there."""
+        self._saved = [one for one in self._saved if one() is not None]
+
+    def saved(self, tensor: torch.Tensor, packed: Holder | Kept | object) -> None:
+        """Autograd keeps ``packed`` in place of ``tensor``."""
+        if isinstance(packed, Holder):
+            self._saved.append(weakref.ref(tensor))
+        elif type(packed) is tuple:
+            self._saved += {weakref.ref(tensor), weakref.ref(packed[0])}
+
+    def at(self, point: Point, holders: Callable[[], list[Holder]]) -> bool:
+        """Gives memory back if too much would be reserved after this point; whether it did."""
+        more = self._points.get(point)
+        return more is not None and self.keep(more, holders)
+
+    def keep(self, more: int, holders: Callable[[], list[Holder]]) -> bool:
+        """Gives memory back if ``more`` bytes would be too much; whether it did."""
+        if torch.cuda.memory_reserved() + more <= self._limit:
+            return False
+        self._counts.trims += 1
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.cuda.empty_cache()  # Addresses may be known elsewhere.
+            return True
+        parameters = list(self._parameters().values())
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        stay = set(map(id, parameters))
+        saved = [one for one in (reference() for reference in self._saved) if one is not None]
+        tensors = [*gradients, *(one for one in saved if id(one) not in stay)]
+        self._counts.bytes_moved += _move(_on_sparse_pages(tensors, holders()))
+        return True
+
+
+def _move(storages: Sequence[Views]) -> int:
+    """Allocates these storages anew, after the allocator has given back what it keeps free; their
+    bytes.
+
+    The pages that they leave have room for all of them, so that this needs no more memory.
+    """
+    sizes = [one[0].untyped_storage().nbytes() for one in storages]
+    total = sum(sizes)
+    pinned = any(one[0].is_cuda for one in storages)
+    host = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+    away: list[tuple[torch.Tensor, Views]] = []
+    seen: dict[int, tuple[int, torch.Size, tuple[int, ...]]] = {}
+    start = 0
+    for one, size in zip(storages, sizes):
+        copy = host[start : start + size]
+        start += size
+        copy.copy_(flat(one[0].untyped_storage()), non_blocking=True)
+        away.append((copy, one))
+        for tensor in one:
+            seen[id(tensor)] = int(tensor.storage_offset()), tensor.shape, tensor.stride()
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    torch.cuda.empty_cache()
+    for copy, one in sorted(away, key=lambda pair: -pair[0].nbytes):  # Stable, and so the same.
+        new = torch.empty_like(copy, device=one[0].device)
+        new.copy_(copy, non_blocking=True)
+        for tensor in one:
+            bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            tensor.data = bare.set_(new.untyped_storage(), *seen[id(tensor)])
+    return total
+
+
+def _on_sparse_pages(tensors: Iterable[torch.Tensor], holders: Iterable[Holder]) -> list[Views]:
+    """Those that can be moved and lie on a page that is at most half full, and that nothing else
+    lies on.
+    """
+    movable = {one[0].untyped_storage().data_ptr(): one for one in _movable(tensors, holders)}
+    live: dict[tuple[int, int], int] = {}
+    fixed: set[tuple[int, int]] = set()
+    pages_of: dict[int, list[tuple[int, int]]] = {}
+    for address, pages in _blocks():
+        if address in movable:
+            pages_of[address] = [page for page, _ in pages]
+        else:
+            fixed.update(page for page, _ in pages)
+        for page, inside in pages:
+            live[page] = live.get(page, 0) + inside
+    return [
+        movable[address]
+        for address, pages in pages_of.items()
+        if any(live[page] <= PAGE // 2 and page not in fixed for page in pages)
+    ]
+
+
+def _blocks() -> Iterator[tuple[int, list[tuple[tuple[int, int], int]]]]:
+    """The address of each block in use among the large ones, and the pages that it lies on, each
+    as its segment and its number there, with the bytes on it.
+    """
+    for segment in torch.cuda.memory_snapshot():
+        first = address = segment["address"]
+        if segment["segment_type"] == "small":
+            continue
+        page = PAGE if segment["is_expandable"] else segment["total_size"]
+        for block in segment["blocks"]:
+            size, start = block["size"], address - first
+            if block["state"] != "inactive":
+                pages = [
+                    ((first, n), min(start + size, (n + 1) * page) - max(start, n * page))
+                    for n in range(start // page, (start + size - 1) // page + 1)
+                ]
+                yield address, pages
+            address += size
+
+
+def _movable(tensors: Iterable[torch.Tensor], holders: Iterable[Holder]) -> list[Views]:
+    """The tensors of each storage that nothing but they and the holders hold."""
+    known: dict[int, dict[int, torch.Tensor]] = {}
+    for tensor in tensors:
+        if not is_subclass(tensor) and tensor.layout == torch.strided:
+            known.setdefault(tensor.untyped_storage()._cdata, {})[id(tensor)] = tensor
+    copied = set()
+    for holder in holders:
+        here = holder.here
+        if here is not None:
+            key = here.untyped_storage()._cdata
+            known.setdefault(key, {})[id(here)] = here
+            if holder.coming or (holder.base is not None and holder.host is not None):
+                copied.add(key)  # Perhaps still on a stream of its own.
+    movable: list[Views] = []
+    for key, found in known.items():
+        one = list(found.values())
+        storage = one[0].untyped_storage()
+        alone = torch._C._storage_Use_Count(key) == len(one) + 1  # The other one is `storage`.
+        if alone and key not in copied and storage.nbytes() > _SMALLEST:
+            movable.append(one)
+    return movable
