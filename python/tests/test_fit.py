@@ -241,8 +241,8 @@ def test_closing_and_errors_leave_nothing_behind() -> None:
     fitted.close()
     assert not torch.nn.modules.module._global_forward_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    assert hooks is None
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    assert top is None or top(True) is None  # PyTorch 2.6 lacks it.
     assert all(s["exp_avg"].device == p.device for p, s in job.optimizer.state.items())
 
 
