@@ -171,13 +171,15 @@ def acts(schedule: Schedule) -> str:
     """The line that says that a plan acts."""
     count = sum(map(len, schedule.lent))
     lent = f"{count} parameters leave during backward, " if count else ""
+    points = len(schedule.trims)
+    gives = f"; free memory is given back at up to {points} points" if points else ""
     return (
         f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "
         f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
         f"{len(schedule.away) + sum(map(len, schedule.turns))} states are swapped, {lent}"
         f"{len(schedule.again)} calls and {len(schedule.remade)} operators run again; "
         f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
-        f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"
+        f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan{gives}"
     )
 
 
