@@ -84,6 +84,17 @@ def test_what_something_else_holds_stays_where_it_is(monkeypatch: pytest.MonkeyP
     assert one.tolist() == [3.0] * 8 and two.tolist() == [5.0, 5.0] + [7.0] * 6
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_more_than_a_view_of_its_storage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another storage would make it a plain tensor."""
+    monkeypatch.setattr(_pages, "_SMALLEST", 0)
+    numbers = torch.zeros(4, dtype=torch.complex64)
+    others = [numbers.conj(), torch.eye(3).to_sparse(), torch._efficientzerotensor(3)]
+    others.append(torch.zeros(2, names=("n",)))
+    others.append(torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8))
+    assert _pages._movable([numbers, *others], []) == []
+
+
 def test_a_copy_that_may_not_have_ended_keeps_its_storage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,7 +143,8 @@ def test_blocks_are_counted_on_each_page(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     whole = {**one, "address": 9 * PAGE, "is_expandable": False}
     small = {**one, "segment_type": "small"}
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [one, whole, small])
+    captured = {**one, "segment_pool_id": (0, 1)}
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [one, whole, small, captured])
     first, second = (3 * PAGE, 0), (3 * PAGE, 1)
     assert list(_pages._blocks()) == [
         (3 * PAGE, [(first, 20 * MIB), (second, 5 * MIB)]),

@@ -16,6 +16,7 @@ import torch
 from neap.torch._holder import Counts, Holder, Kept, flat
 from neap.torch._recorder import is_subclass
 from neap.torch._schedule import PAGE, Point, Schedule
+from neap.torch._storage import storage_of
 
 _SMALLEST = 1 << 20
 """PyTorch's allocator keeps smaller blocks in segments of their own."""
@@ -141,8 +142,8 @@ def _blocks() -> Iterator[tuple[int, list[tuple[tuple[int, int], int]]]]:
     """
     for segment in torch.cuda.memory_snapshot():
         first = address = segment["address"]
-        if segment["segment_type"] == "small":
-            continue
+        if segment["segment_type"] == "small" or segment.get("segment_pool_id", (0, 0)) != (0, 0):
+            continue  # Captured graphs have pools of their own, and know addresses there.
         page = PAGE if segment["is_expandable"] else segment["total_size"]
         for block in segment["blocks"]:
             size, start = block["size"], address - first
@@ -159,7 +160,7 @@ def _movable(tensors: Iterable[torch.Tensor], holders: Iterable[Holder]) -> list
     """The tensors of each storage that nothing but they and the holders hold."""
     known: dict[int, dict[int, torch.Tensor]] = {}
     for tensor in tensors:
-        if not is_subclass(tensor) and tensor.layout == torch.strided:
+        if _plain(tensor):
             known.setdefault(tensor.untyped_storage()._cdata, {})[id(tensor)] = tensor
     copied = set()
     for holder in holders:
@@ -177,3 +178,10 @@ def _movable(tensors: Iterable[torch.Tensor], holders: Iterable[Holder]) -> list
         if alone and key not in copied and storage.nbytes() > _SMALLEST:
             movable.append(one)
     return movable
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no more than a view of its storage."""
+    special = tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
+    special |= tensor.is_quantized or tensor.has_names()
+    return not special and not is_subclass(tensor) and storage_of(tensor) is not None
