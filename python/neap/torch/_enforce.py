@@ -96,13 +96,14 @@ class Growth:
 
     def look(self, kind: str, number: int) -> None:
         """The iteration is at this point."""
-        if self._passed or number < 0:
+        if number < 0:
             return
         reserved = torch.cuda.memory_reserved()
         if reserved > self.reserved:
             more = reserved - self.reserved
             self._after[self._last] = max(more, self._after.get(self._last, 0))
-        self.reserved, self._passed = reserved, reserved > self._budget
+        self.reserved = reserved
+        self._passed |= reserved > self._budget
         # Between iterations the next one's beginning is the only point.
         self._last = ("begin", 0) if kind == "end" else (kind, number)
 

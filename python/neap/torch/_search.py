@@ -168,7 +168,7 @@ class Search:
             self._say("neap: an earlier plan was better")
             return found
         if over > 0:
-            if self._nearest is None or over < self._nearest[0]:
+            if self._nearest is None or over <= self._nearest[0]:
                 self._nearest = over, schedule
             trimmed = self._trimmed(schedule)
             if trimmed is not None and self._enforcement.peak_reserved() > schedule.limit:
