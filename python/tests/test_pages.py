@@ -39,7 +39,7 @@ def test_numbers_are_those_without_neap_where_all_that_can_move_does(
 
     def plan(self: Search, planner: Any) -> Schedule:
         schedule = planned(self, planner)
-        return replace(schedule, trims=everywhere(schedule))
+        return replace(schedule, trims=everywhere(schedule), moves=True)
 
     def run(budget: str | None) -> tuple[list[torch.Tensor], neap.torch.Report | None]:
         torch.manual_seed(5)
@@ -165,10 +165,15 @@ def test_memory_is_given_back_where_too_much_would_be_reserved(
     counts = Counts()
     pages = Pages(counts, dict)
     schedule = Schedule([], [], [], {}, trims=[("begin", 0, 100), ("step", 0, 101)])
-    schedule.budget_bytes = 1000
+    schedule.budget_bytes, schedule.moves = 1000, True
     pages.follow(schedule)
     assert not pages.at(("begin", 0), list) and not pages.at(("after", 0), list)
     assert pages.at(("step", 0), list)
     assert given == [1] and counts.trims == 1
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(800))
+    left = [900]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: left[-1])
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: pytest.fail("not needed"))
+    assert pages.at(("step", 0), list)
     pages.follow(None)
     assert not pages.acts and not pages.at(("step", 0), list)

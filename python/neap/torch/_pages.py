@@ -1,9 +1,10 @@
 """Keeps what PyTorch's allocator reserves within a limit, where free memory lies in pieces.
 
 With expandable segments the allocator gives memory back in whole pages of 20 MiB, and a tensor that
-outlives its neighbours keeps the page around it. At points of a schedule the tensors of pages that
-are at most half full are copied to the host, freed, and allocated anew: the allocator puts them
-into gaps of fuller pages. A tensor stays the object that it is.
+outlives its neighbours keeps the page around it. At points of a schedule it gives back what is
+free. Where that is not enough, the tensors of pages that are at most half full are copied to the
+host, freed, and allocated anew: the allocator puts them into gaps of fuller pages. A tensor stays
+the object that it is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Pages:
         self._limit = 0
         self._saved: list[weakref.ref[torch.Tensor]] = []
         self.acts = False
-        """Whether there are such points, so that saved tensors must be known."""
+        """Whether there are such points."""
+        self.moves = False
+        """Whether tensors may move, so that saved ones must be known."""
 
     def follow(self, schedule: Schedule | None) -> None:
         """From now on does what ``schedule`` says."""
@@ -48,6 +51,7 @@ class Pages:
         self._points = {(kind, number): more for kind, number, more in trims}
         self._limit = 0 if schedule is None else schedule.limit
         self.acts = bool(trims)
+        self.moves = schedule is not None and schedule.moves
         self._saved = []
 
     def begin(self) -> None:
@@ -71,8 +75,9 @@ class Pages:
         if torch.cuda.memory_reserved() + more <= self._limit:
             return False
         self._counts.trims += 1
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.cuda.empty_cache()  # Addresses may be known elsewhere.
+        torch.cuda.empty_cache()
+        enough = torch.cuda.memory_reserved() + more <= self._limit
+        if enough or not self.moves or _with_others():
             return True
         parameters = list(self._parameters().values())
         gradients = [one.grad for one in parameters if one.grad is not None]
@@ -83,12 +88,19 @@ class Pages:
         return True
 
 
-def _move(storages: Sequence[Views]) -> int:
-    """Allocates these storages anew, after the allocator has given back what it keeps free; their
-    bytes.
+def _with_others() -> bool:
+    """Whether other processes train too: addresses may be known elsewhere."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
-    The pages that they leave have room for all of them, so that this needs no more memory.
+
+def _move(storages: Sequence[Views]) -> int:
+    """Allocates these storages anew, after the allocator has given back the pages that they leave;
+    their bytes.
+
+    These pages have room for all of them, so that this needs no more memory.
     """
+    if not storages:
+        return 0
     sizes = [one[0].untyped_storage().nbytes() for one in storages]
     total = sum(sizes)
     pinned = any(one[0].is_cuda for one in storages)

@@ -295,7 +295,7 @@ class Runtime:
         else:
             # A tensor that keeps itself would never be freed.
             packed = (tensor.detach(), number, tensor._version)
-        if self.pages.acts:
+        if self.pages.moves:
             self.pages.saved(tensor, packed)
         if acts or self._waiting:
             self.act(self._packs, number)

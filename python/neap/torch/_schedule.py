@@ -120,6 +120,8 @@ class Schedule:
             the points above, ``("begin", 0)``, ``("backward", 0)`` and ``("step", 0)``, where
             these begin, ``("after", 0)``, where backward has ended, and ``("step", n)`` before the
             n-th piece of the step.
+        moves: whether tensors of sparse pages are allocated anew there. To know them takes PyTorch
+            tens of milliseconds, so that plans do so only where nothing else keeps to the budget.
         excluded: why calls of modules can't be run again, with how many.
     """
 
@@ -141,6 +143,7 @@ class Schedule:
     met: bool = True
     excluded: dict[str, int] = field(default_factory=dict)
     trims: list[tuple[str, int, int]] = field(default_factory=list)
+    moves: bool = False
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0

@@ -8,6 +8,7 @@ it stays, or another takes its place.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from neap.torch._enforce import Enforcement, Margin
 from neap.torch._meter import drifted, measured_link
@@ -176,6 +177,9 @@ class Search:
             if self._instead is not None:
                 (instead, margin.bytes), self._instead = self._instead, None
                 return instead
+            if schedule.trims and not schedule.moves and self._rounds:
+                self._rounds = 0
+                return replace(schedule, moves=True)
         drifts = over <= 0 and not repeats
         loose = self._with_a_page_free(schedule, over) if drifts else None
         if loose is None:
