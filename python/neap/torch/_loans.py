@@ -62,11 +62,15 @@ def leavable(
     """Those that may leave. With other processes, and in captured graphs, their addresses may be
     known elsewhere, so that none may.
     """
-    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    if not alone or any(group.get("capturable") for group in groups):
+    if with_others() or any(group.get("capturable") for group in groups):
         return []
     return [parameter for parameter in parameters.values() if lendable(parameter)]
+
+
+def with_others() -> bool:
+    """Whether other processes train too: addresses may be known elsewhere."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class Lent:

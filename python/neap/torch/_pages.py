@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from neap.torch._holder import Counts, Holder, Kept, flat
+from neap.torch._loans import with_others
 from neap.torch._recorder import is_subclass
 from neap.torch._schedule import PAGE, Point, Schedule
 from neap.torch._storage import storage_of
@@ -77,7 +78,7 @@ class Pages:
         self._counts.trims += 1
         torch.cuda.empty_cache()
         enough = torch.cuda.memory_reserved() + more <= self._limit
-        if enough or not self.moves or _with_others():
+        if enough or not self.moves or with_others():
             return True
         parameters = list(self._parameters().values())
         gradients = [one.grad for one in parameters if one.grad is not None]
@@ -86,11 +87,6 @@ class Pages:
         tensors = [*gradients, *(one for one in saved if id(one) not in stay)]
         self._counts.bytes_moved += _move(_on_sparse_pages(tensors, holders()))
         return True
-
-
-def _with_others() -> bool:
-    """Whether other processes train too: addresses may be known elsewhere."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _move(storages: Sequence[Views]) -> int:
