@@ -14,6 +14,7 @@ from jobs import Job
 from neap.torch import _pages
 from neap.torch._holder import Counts, Holder
 from neap.torch._pages import Pages
+from neap.torch._runtime import Runtime
 from neap.torch._schedule import PAGE, Schedule
 from neap.torch._search import Search
 from test_jobs import JOBS
@@ -177,3 +178,12 @@ def test_memory_is_given_back_where_too_much_would_be_reserved(
     assert pages.at(("step", 0), list)
     pages.follow(None)
     assert not pages.acts and not pages.at(("step", 0), list)
+
+
+def test_a_point_with_nothing_else_to_do_acts_too() -> None:
+    """Where a tensor is saved, also once nothing looks at how much is reserved."""
+    view = (torch.float32, (4,), (1,), 0)
+    schedule = Schedule([(view, ""), (view, "")], [None, None], [], {}, trims=[("pack", 1, 5)])
+    runtime = Runtime("cpu")
+    runtime.follow(schedule)
+    assert [wanted[-1] for wanted in runtime._all] == [False, True]

@@ -161,10 +161,9 @@ class Runtime:
             self._at("begin")
 
     def _wants(self, schedule: Schedule) -> list[Wanted]:
-        """What each saved tensor of an iteration must be, ready for the comparison, and what keeps
-        it.
-        """
+        """What each saved tensor must be, ready for the comparison, and what keeps it."""
         keeps: dict[int, Any] = {}
+        acting = {*schedule.actions, *((kind, n) for kind, n, _ in schedule.trims)}
         first: set[int] = set()
         for n, a in enumerate(schedule.owner):
             if a is not None:
@@ -175,7 +174,7 @@ class Runtime:
         for number, one in enumerate(schedule.remade):
             keeps.update(dict.fromkeys(one.packs, (self._remake, number)))
         return [
-            (*view[:3], names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in schedule.actions)
+            (*view[:3], names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in acting)
             for n, (view, node) in enumerate(schedule.expected)
         ]
 
