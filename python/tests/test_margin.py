@@ -10,7 +10,7 @@ import neap.torch
 import pytest
 import torch
 from jobs import Job, Transformer, language
-from neap.torch import _search
+from neap.torch import _enforce, _search
 from neap.torch._enforce import Enforcement, Growth, Margin
 from neap.torch._schedule import TRIM, Point, Schedule
 from neap.torch._search import Search
@@ -74,7 +74,7 @@ def test_memory_is_given_back_at_the_points_after_which_more_is_reserved(
 ) -> None:
     """Each point with how much more; what is known already is not found again."""
     reserved = [0]
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved[0])
+    monkeypatch.setattr(_enforce, "reserved_now", lambda: reserved[0])
     schedule = made(900 * MIB)
     begin = ("begin", 0, schedule.budget_bytes)
     growth = Growth(schedule.budget_bytes)

@@ -56,7 +56,7 @@ def test_numbers_are_those_without_neap_where_all_that_can_move_does(
     monkeypatch.setattr(Search, "plan", plan)
     monkeypatch.setattr(_pages, "_SMALLEST", 0)
     monkeypatch.setattr(_pages, "_on_sparse_pages", _pages._movable)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1 << 60)
+    monkeypatch.setattr(_pages, "reserved_now", lambda: 1 << 60)
     found, report = run("50%")
     assert report is not None
     assert same(expected, found), report
@@ -161,7 +161,7 @@ def test_memory_is_given_back_where_too_much_would_be_reserved(
     """And not where what may come still fits."""
     given: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(1))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 900)
+    monkeypatch.setattr(_pages, "reserved_now", lambda: 900)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [])
     counts = Counts()
     pages = Pages(counts, dict)
@@ -173,7 +173,7 @@ def test_memory_is_given_back_where_too_much_would_be_reserved(
     assert given == [1] and counts.trims == 1
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(800))
     left = [900]
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: left[-1])
+    monkeypatch.setattr(_pages, "reserved_now", lambda: left[-1])
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: pytest.fail("not needed"))
     assert pages.at(("step", 0), list)
     pages.follow(None)

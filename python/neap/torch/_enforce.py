@@ -12,9 +12,21 @@ from neap.torch._schedule import Point, Schedule
 _REFINEMENTS = 3
 """So often a smaller margin is tried once a plan fits that leaves memory unused."""
 
-
 _STEPS = 16
 """A small step of a margin is this part of the budget."""
+
+
+def statistic(name: str) -> int:
+    """One figure of the allocator's, such as ``"allocated_bytes.all.peak"``."""
+    found: Any = torch.cuda.memory_stats_as_nested_dict()
+    for part in name.split("."):  # The plain dictionary takes ten times as long to make.
+        found = found.get(part, {})
+    return int(found or 0)
+
+
+def reserved_now() -> int:
+    """Bytes that the allocator has reserved on the current device."""
+    return statistic("reserved_bytes.all.current")
 
 
 class Margin:
@@ -98,7 +110,7 @@ class Growth:
         """The iteration is at this point."""
         if number < 0:
             return
-        reserved = torch.cuda.memory_reserved()
+        reserved = reserved_now()
         if reserved > self.reserved:
             more = reserved - self.reserved
             self._after[self._last] = max(more, self._after.get(self._last, 0))
@@ -143,10 +155,7 @@ class Enforcement:
         return self.device == "cuda" and torch.cuda.is_available()
 
     def _statistic(self, name: str) -> int:
-        found: Any = torch.cuda.memory_stats_as_nested_dict() if self._on else {}
-        for part in name.split("."):  # The plain dictionary takes ten times as long to make.
-            found = found.get(part, {})
-        return int(found or 0)
+        return statistic(name) if self._on else 0
 
     def peaks(self) -> tuple[int, int]:
         """The most bytes given out and reserved since :meth:`restart`, in all iterations."""

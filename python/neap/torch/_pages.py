@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
+from neap.torch._enforce import reserved_now
 from neap.torch._holder import Counts, Holder, Kept, flat
 from neap.torch._loans import with_others
 from neap.torch._recorder import is_subclass
@@ -73,11 +74,11 @@ class Pages:
 
     def keep(self, more: int, holders: Callable[[], list[Holder]]) -> bool:
         """Gives memory back if ``more`` bytes would be too much; whether it did."""
-        if torch.cuda.memory_reserved() + more <= self._limit:
+        if reserved_now() + more <= self._limit:
             return False
         self._counts.trims += 1
         torch.cuda.empty_cache()
-        enough = torch.cuda.memory_reserved() + more <= self._limit
+        enough = reserved_now() + more <= self._limit
         if enough or not self.moves or with_others():
             return True
         parameters = list(self._parameters().values())

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from neap.torch._enforce import Growth
+from neap.torch._enforce import Growth, reserved_now
 from neap.torch._holder import Counts, Handle, Holder, Kept, fills, flat, kept
 from neap.torch._lane import Lane
 from neap.torch._loans import Borrowed, Loans
@@ -210,7 +210,7 @@ class Runtime:
                     self._by_storage[holder.base._cdata] = self._by_storage.pop(holder.key)
                     holder.key = holder.base._cdata
         if self.growth is not None:
-            self.growth.reserved = torch.cuda.memory_reserved()
+            self.growth.reserved = reserved_now()
 
     def end(self) -> str | None:
         """An iteration ends: nothing, or what made it differ from the one that was planned."""
