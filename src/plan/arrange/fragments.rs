@@ -6,7 +6,7 @@
 //! plan to plan, so each is planned at the targets of [`budget::quicker_for`] and polished, and the
 //! quickest plan wins.
 
-use super::{Arranged, Candidate, early, in_all_orders, pieces};
+use super::{Arranged, Candidate, delayed, early, in_all_orders, pieces};
 use crate::budget::{self, PlanError, Request};
 use crate::job::arrange::{Arrangement, Moved, Pieces, splittable};
 use crate::job::{Graph, Operator, Role};
@@ -40,7 +40,7 @@ const CUTS: [Cut; 7] = [
 ];
 
 /// With how many of these plans are mended, which takes most of the time: in graphs of at most so
-/// many operators with all of them, in others with the first few.
+/// many operators with all, in others with the first few and the order and pieces of the arena's.
 const SMALL: usize = 600;
 const MENDED: usize = 3;
 
@@ -134,7 +134,8 @@ pub(super) fn quicker(
             };
             with(&request, framework, &arrangement, Nanos(rival), true)?
         } else {
-            cut(&request, framework, &order, Nanos(rival), enough)?
+            let own = arena.as_ref().and_then(arrangement);
+            cut(&request, framework, own, &order, Nanos(rival), enough)?
         };
         best = found.or(best);
     }
@@ -169,11 +170,13 @@ fn in_the_arena(
     Ok(best)
 }
 
-/// The quickest plan with any of the pieces that takes less time than `rival`. When the first one
-/// takes no more than `enough`, no other is looked for; otherwise all others are, at once.
+/// The quickest plan with any of the pieces, with the arena's `own` order and pieces, or with large
+/// updates that wait, that takes less time than `rival`. When the first one takes no more than
+/// `enough`, no other is looked for; otherwise all others are, at once.
 fn cut(
     request: &Request<'_>,
     framework: &Framework,
+    own: Option<&Arrangement>,
     order: &[Moved],
     rival: Nanos,
     enough: u64,
@@ -191,6 +194,14 @@ fn cut(
             arrangements.push(arrangement);
         }
     }
+    let mended = arrangements.len().min(MENDED);
+    if let Some(own) = own.filter(|own| !arrangements.contains(own)) {
+        arrangements.insert(mended, own.clone());
+    }
+    for Candidate { graph, .. } in delayed::candidates(request) {
+        let arrangement = graph.origin.map(|origin| origin.arrangement.clone());
+        arrangements.extend(arrangement.filter(|waiting| !arrangements.contains(waiting)));
+    }
     let mut best: Option<Arranged> = None;
     for turns in [0..arrangements.len().min(1), 1..arrangements.len()] {
         let rival = best.as_ref().map_or(rival, |best| best.planned.run.iteration);
@@ -199,7 +210,7 @@ fn cut(
         }
         let found = in_parallel(turns.len(), |at| {
             let turn = turns.start + at;
-            let few = request.graph.operators.len() <= SMALL || turn < MENDED;
+            let few = request.graph.operators.len() <= SMALL || turn <= MENDED;
             with(request, framework, &arrangements[turn], rival, few)
         });
         for found in found {
@@ -302,6 +313,24 @@ mod tests {
         }
         let [usual, thorough] = made.map(|made| made.planned.run.iteration);
         assert_ne!(usual, thorough, "other plans are mended");
+    }
+
+    #[test]
+    fn the_order_and_pieces_of_the_arenas_plan_are_tried_too() {
+        let graph = resnet18();
+        let device = crate::device::builtin::find("a6000").unwrap();
+        let latencies = crate::device::latency::latencies(&graph, &device, None);
+        let peak = crate::job::liveness::Liveness::of(&graph).peak;
+        let budget = Bytes(peak.0 / 10 * 9);
+        let framework = Framework::on(&device, "expandable_segments:True".parse().unwrap());
+        // Without pieces and with the framework's order nothing else is left to try.
+        let method = Method::Neap(neap::Options { split: false, ..neap::Options::default() });
+        let request = Request { method, ..Request::new(&graph, &device, &latencies, budget) };
+        let own = Arrangement { order: early(&graph), pieces: Vec::new() };
+        let found = |own| cut(&request, &framework, own, &[], Nanos(u64::MAX), 0).unwrap();
+        assert!(found(None).is_none());
+        let found = found(Some(&own)).unwrap();
+        assert_eq!(arrangement(&found), Some(&own));
     }
 
     #[test]
