@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from neap.torch._loans import COPY, FETCH, HOME, LEND
 from neap.torch._remake import Remake
 from neap.torch._schedule import Again, Point, Schedule, parameter_of
-from neap.torch._storage import Storage, blocks
+from neap.torch._storage import Saved, Storage, blocks
 from neap.torch._turns import COME, GO
 from neap.torch._world import Loan, World
 
@@ -106,6 +106,8 @@ def schedule(
             ins[name] = after
     moved = [a for a in world.movable if a.storage.name in outs and a.storage.name in ins]
     number = {a.storage.name: n for n, a in enumerate(moved)}
+    within = {s for r in world.ranges for s in r.saved}
+    held = _held_from(moments, (s for s in world.packs if s not in within))
     moves: list[_Move] = []
     for activation in sorted(moved, key=lambda a: outs[a.storage.name]):
         name = activation.storage.name
@@ -116,10 +118,11 @@ def schedule(
         comes = max(ins[name] + 1, timeline.comes(name, 0))
         back = _first(moments, comes, len(moments) - 1)
         home = _first(moments, activation.returns, len(moments) - 1)
-        if out is None or drop is None or back is None or home is None or out >= home:
+        if out is None or drop is None or back is None or home is None:
             continue
+        out = max(out, held.get(activation.storage, 0))
         drop, back = max(drop, out), min(back, home)
-        if drop >= back:
+        if out >= home or drop >= back:
             continue
         moves.append(_Move(number[name], blocks(activation.storage.bytes), copied, out, drop, back))
     # A parameter's states leave together.
@@ -156,7 +159,6 @@ def schedule(
         one = None if storage is None else number.get(storage.name)
         return one if one in acted else None
 
-    within = {s for r in world.ranges for s in r.saved}
     return Schedule(
         expected=[(s.view, s.node) for s in world.packs],
         owner=[None if s in within else owner(s.storage) for s in world.packs],
@@ -362,6 +364,18 @@ def _drop_in_time(
 
 def _stays(first: int, after: int, saved: set[int]) -> list[int]:
     return [n for n in range(first, after) if n not in saved]
+
+
+def _held_from(moments: Iterable[tuple[int, Point]], packs: Iterable[Saved]) -> dict[Storage, int]:
+    """For each storage the moment of its first pack: an operator may save several tensors, one
+    after another, and what is not saved yet can't be copied.
+    """
+    number = {point: n for n, (_, point) in enumerate(moments)}
+    found: dict[Storage, int] = {}
+    for saved in packs:
+        if saved.storage is not None:
+            found.setdefault(saved.storage, number["pack", saved.place])
+    return found
 
 
 def _first(

@@ -166,6 +166,13 @@ class Enforcement:
         """The most bytes reserved since :meth:`restart` by iterations that ran by the plan."""
         return self._statistic("reserved_bytes.all.peak")
 
+    @property
+    def strayed_reserved(self) -> int:
+        """The most bytes reserved since :meth:`restart` by iterations that did not run by the plan
+        and reserved more than it may.
+        """
+        return self._strayed[1]
+
     def give_back(self, most: int) -> bool:
         """After an iteration that did not run by the plan: gives back what the allocator keeps, if
         it reserved more than ``most`` bytes, and measures anew; whether it did.

@@ -38,6 +38,11 @@ from neap.torch._watch import Watch, named_tensors
 _ATTEMPTS = 12
 """So many iterations are watched for two in a row that are alike."""
 
+_PATIENCE = 4
+"""After so many iterations in a row that were not as planned the script is watched anew. Each time
+it takes twice as many, since watching costs time too.
+"""
+
 _ACTING: list[Fit] = []
 """The fit that acts: hooks are global, so there is one at a time."""
 
@@ -85,6 +90,11 @@ class Fit:
         self._by_hand = False
         self._off = os.environ.get("NEAP_OFF") == "1"
         self._planning_ended = False
+        self._different = 0
+        """Iterations in a row that were not as planned."""
+        self._patience = _PATIENCE
+        self._former: tuple[Schedule, Planner] | None = None
+        """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
         self.enforcement = Enforcement(self.device, enforce)
         self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
@@ -183,7 +193,8 @@ class Fit:
         report.compared = recompute.compared + remakes.compared
         report.early_updates = self._updates.early
         report.iteration_s = statistics.median(self._times) if self._times else 0.0
-        report.peak_allocated_bytes, report.peak_reserved_bytes = self.enforcement.peaks()
+        if self.schedule is not None:
+            self.search.report(self.schedule)
         report.allocator_retries = self.enforcement.retries()
         return report
 
@@ -215,6 +226,7 @@ class Fit:
         self._steps += 1
         if self.schedule is not None:
             why = self.runtime.end()
+            self._different = 0 if why is None else self._different + 1
             if why is None:
                 self._report.planned += 1
                 self._times.append(time.perf_counter() - self._began)
@@ -225,6 +237,8 @@ class Fit:
                 self._count(why)
                 self.search.strayed(self.schedule)
             self._on_timeline(why is None)
+            if self._watch_anew(self.schedule):
+                return
             self.runtime.begin()
             if self.search.settled and self.runtime.recompute.resolved:
                 self.watch.ignore_modules()
@@ -265,8 +279,13 @@ class Fit:
         self._report.unplanned[why] = self._report.unplanned.get(why, 0) + 1
 
     def _give_up(self, why: str) -> None:
-        self._planning_ended = True
         self._stop_recording()
+        if self._former is not None:
+            (former, self.search.planner), self._former = self._former, None
+            self._say(f"neap: the plan stays: {why}")
+            self._act(former)
+            return
+        self._planning_ended = True
         self._report.notes.append(why)
         self._say(f"neap: the script runs without a plan: {why}")
 
@@ -278,6 +297,33 @@ class Fit:
             self._recorder = None
 
     # -- planning
+
+    def _watch_anew(self, schedule: Schedule) -> bool:
+        """Watches again a script that has changed for good, such as one that trains more of its
+        layers from some step on; whether it is time. A plan from a file stays, and so does a share
+        of the GPU that was given for what the script did at first.
+        """
+        planner = self.search.planner
+        if (
+            self._different < self._patience
+            or planner is None
+            or self._share is not None
+            or self.watch.backward_depth
+            or threading.get_ident() != self._thread
+        ):
+            return False
+        self._say(f"neap: {self._different} iterations in a row differ; watching the script anew")
+        self._different, self._patience = 0, 2 * self._patience
+        self._former, self.schedule = (schedule, planner), None
+        self.search.settled = False
+        self.runtime.growth = None
+        self.runtime.follow(None)
+        self._updates.follow(None)
+        self.runtime.turns = None
+        self.enforcement.restart()
+        self.watch.notice_modules()
+        self._watch_on()
+        return True
 
     def _watch_on(self) -> None:
         """The first step makes the states; the next iterations are recorded until two are alike."""
@@ -321,6 +367,7 @@ class Fit:
         except (PlanError, ShareError) as error:
             self._give_up(str(error))
             return
+        self._former = None
         self._act(schedule)
         if self._share is not None and offer is not None:
             self._share.took(offer)

@@ -85,7 +85,7 @@ class Search:
     def start(self, peak: int) -> None:
         """The watched iterations gave out ``peak`` bytes at most, and reserved what they did."""
         self._learned = self._enforcement.learn(peak)
-        self._forget_margins()
+        self._begin_anew()
 
     def plan(self, planner: Planner) -> Schedule:
         """A plan for the budget less the present margin.
@@ -99,6 +99,8 @@ class Search:
 
     def begin(self, schedule: Schedule) -> None:
         """The plan acts from now on."""
+        if self._missed and self.settled:  # It missed the budget least of all.
+            self._report.say_whether_met(schedule, False)
         self._report.margin_bytes = self._margins[schedule.early].bytes
         self._measure(schedule)
 
@@ -136,9 +138,20 @@ class Search:
 
     def for_another_budget(self, why: str) -> Schedule | None:
         """A plan for the budget as it is now: the margin that was found belongs to the last one."""
-        self.settled, self._loosened, self._replans = False, False, 0
-        self._forget_margins()
+        self._begin_anew()
         return self._plan_anew(why)
+
+    def report(self, schedule: Schedule) -> None:
+        """Puts into the report what is known of the plan that acts."""
+        allocated, reserved = self._enforcement.peaks()
+        report = self._report
+        report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
+        if reserved:
+            strayed = self._enforcement.strayed_reserved
+            report.say_what_is_known(self._tried, self.settled, strayed)
+        if not self._tried and not self.settled:
+            # What lies on the device between iterations says nothing of the plan.
+            report.peak_allocated_bytes = report.peak_reserved_bytes = 0
 
     # -- the first iterations of a plan
 
@@ -256,6 +269,7 @@ class Search:
     def _measure(self, schedule: Schedule) -> None:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
         self._tried = 0
+        self._missed &= self.settled
         if not schedule.trims:
             self._rounds, self._nearest = 0, None
         self._enforcement.restart()
@@ -317,6 +331,8 @@ class Search:
         self.settled = True
         self._runtime.growth = None
 
-    def _forget_margins(self) -> None:
+    def _begin_anew(self) -> None:
         """What is known of the allocator is what the watched iterations showed."""
+        self.settled, self._loosened, self._replans, self._again = False, False, 0, 0
+        self._instead = self._tight = None
         self._margins = {early: Margin(self._learned) for early in (False, True)}

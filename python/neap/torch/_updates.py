@@ -61,10 +61,14 @@ class Updates:
             self._soon.stop()
             self._soon = None
 
-    def follow(self, schedule: Schedule) -> None:
-        """Steps run in pieces; states that the plan moves leave with all of their parameter's."""
+    def follow(self, schedule: Schedule | None) -> None:
+        """Steps run in pieces; states that the plan moves leave with all of their parameter's.
+        Without a plan all updates run in the step.
+        """
         self.stop()
         self._states, self.turns = [], None
+        if schedule is None:
+            return
         if schedule.early:
             self._update_early(schedule)
             return

@@ -91,16 +91,21 @@ class Watch:
             return
         if torch.distributed.is_available():
             _pause_at_exit()
-        module = torch.nn.modules.module
         self._handles = [
-            module.register_module_forward_pre_hook(self._enter),
-            module.register_module_forward_hook(self._leave, always_call=True),
+            *self._on_modules(),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
         self._thread = threading.get_ident()
         self._engine = torch.autograd._engine_run_backward
         torch.autograd._engine_run_backward = self._run_backward
+
+    def _on_modules(self) -> list[Any]:
+        module = torch.nn.modules.module
+        return [
+            module.register_module_forward_pre_hook(self._enter),
+            module.register_module_forward_hook(self._leave, always_call=True),
+        ]
 
     def remove(self) -> None:
         """Takes the hooks away again."""
@@ -119,6 +124,12 @@ class Watch:
         if not (self.enter_module or self.leave_module):
             for handle in self._handles[:_OF_MODULES]:
                 handle.remove()
+
+    def notice_modules(self) -> None:
+        """Ends :meth:`ignore_modules`."""
+        for handle in self._handles[:_OF_MODULES]:
+            handle.remove()
+        self._handles[:_OF_MODULES] = self._on_modules()
 
     @contextmanager
     def installed(self) -> Iterator[Watch]:

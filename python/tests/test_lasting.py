@@ -1,0 +1,121 @@
+"""Scripts that change for good while a plan acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import neap.torch
+import pytest
+import torch
+from fitted import everything, same
+from jobs import Job
+from neap.torch._fit import _ATTEMPTS, _PATIENCE
+from neap.torch._report import Report
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("small")
+CHANGE = 8
+"""The first iteration that is not like those from which the first plan was made."""
+
+
+def layers() -> nn.Sequential:
+    """Five layers with tensors that may leave."""
+    parts = [nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(5)]
+    return nn.Sequential(*parts)
+
+
+def frozen() -> Job:
+    """All layers train from an iteration on; before, the last one does."""
+    model = layers()
+    model[:4].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[4].parameters())
+    count = iter(range(1000))
+
+    def iteration() -> torch.Tensor:
+        if next(count) == CHANGE:
+            rest = model[:4].requires_grad_()
+            optimizer.add_param_group({"params": list(rest.parameters()), "lr": 1e-4})
+        loss = model(torch.randn(96, 16)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Job(model, optimizer, iteration)
+
+
+def lengths(*rows: int) -> Any:
+    """A job whose iterations have so many rows."""
+
+    def make() -> Job:
+        model = layers()
+        optimizer = torch.optim.Adam(model.parameters())
+        count = iter(rows)
+
+        def iteration() -> torch.Tensor:
+            loss = model(torch.randn(next(count), 16)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Job(model, optimizer, iteration)
+
+    return make
+
+
+def both(make: Any, count: int) -> tuple[Report, list[str]]:
+    """The report of a fit that changes no number, and its lines."""
+    said: list[str] = []
+
+    def run(fit: bool) -> tuple[list[torch.Tensor], Report]:
+        torch.manual_seed(5)
+        job = make()
+        fitted = neap.torch.fit(job.model, job.optimizer, "60%", "host") if fit else None
+        if fitted is not None:
+            fitted._say = said.append
+        losses = [job.iteration().clone() for _ in range(count)]
+        report = Report() if fitted is None else fitted.close()
+        return losses + everything(job), report
+
+    expected, _ = run(False)
+    found, report = run(True)
+    assert same(expected, found), report
+    return report, said
+
+
+def test_a_script_that_trains_more_layers_from_some_step_on_is_planned_anew() -> None:
+    report, said = both(frozen, 24)
+    # Three watched, then planned, then four that differ, then three watched for the next plan.
+    assert report.unplanned["watching"] == 3 + 2, report
+    differing = sum(n for why, n in report.unplanned.items() if why != "watching")
+    assert differing == _PATIENCE, report
+    assert report.planned == 24 - 5 - _PATIENCE, report
+    assert any("watching the script anew" in line for line in said), said
+    assert report.swapped_out > 0 or report.state_bytes > 0 or report.remade > 0, report
+
+
+def test_the_plan_stays_where_no_two_iterations_are_alike() -> None:
+    other = range(100, 100 + _PATIENCE + _ATTEMPTS)
+    report, said = both(lengths(*[96] * 8, *other, *[96] * 6), 8 + len(other) + 6)
+    assert any("the plan stays: no two iterations in a row were alike" in s for s in said), said
+    assert report.planned == 8 - 3 + 6, report
+
+
+def test_patience_doubles_each_time() -> None:
+    rows = [96] * 8 + [64] * 20 + [96] * (2 * _PATIENCE + 6)
+    report, said = both(lengths(*rows), len(rows))
+    watched = [line for line in said if "watching the script anew" in line]
+    assert [line.split()[1] for line in watched] == [str(_PATIENCE), str(2 * _PATIENCE)], said
+    assert report.planned == len(rows) - 3 - 2 - 2 - 3 * _PATIENCE, report
+
+
+def test_the_report_says_what_is_not_known() -> None:
+    report = Report(budget_bytes=1 << 20, planned=1, met=True)
+    report.say_what_is_known(0, False, 0)
+    assert not report.met and "no iteration ran by the last plan" in str(report)
+    report.say_what_is_known(3, False, 0)
+    assert "no iteration ran" not in str(report) and "still looked at" in str(report)
+    report.say_what_is_known(3, True, 3 << 20)
+    assert "still looked at" not in str(report)
+    assert "reserved more than the budget: up to 3.0 MiB" in str(report)
