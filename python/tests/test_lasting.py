@@ -119,3 +119,30 @@ def test_the_report_says_what_is_not_known() -> None:
     report.say_what_is_known(3, True, 3 << 20)
     assert "still looked at" not in str(report)
     assert "reserved more than the budget: up to 3.0 MiB" in str(report)
+
+
+def test_states_of_an_optimizer_that_fit_was_not_given_move_too() -> None:
+    """As where a script trains a generator and a discriminator."""
+
+    def run(given: int) -> tuple[list[torch.Tensor], Report]:
+        torch.manual_seed(5)
+        models = [nn.Sequential(nn.Linear(16, 600), nn.Tanh(), nn.Linear(600, 16)) for _ in "ab"]
+        optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+        budget = ("70%", "host")
+        fitted = neap.torch.fit(models, optimizers[:given], *budget, verbose=False)
+        losses = []
+        for _ in range(8):
+            for model, optimizer in zip(models, optimizers):
+                optimizer.zero_grad()
+                loss = model(torch.randn(24, 16)).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        schedule, report = fitted.schedule, fitted.close()
+        assert schedule is not None and schedule.away, report
+        return [*losses, *(p.detach() for model in models for p in model.parameters())], report
+
+    (expected, both), (found, one) = run(2), run(1)
+    assert same(expected, found)
+    assert both.state_bytes == one.state_bytes > 0, (both, one)
+    assert both.predicted_peak_bytes == one.predicted_peak_bytes

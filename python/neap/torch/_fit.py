@@ -207,16 +207,18 @@ class Fit:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self.runtime.reached("step")
-        if not self._optimizers:
+        if any(known is optimizer for known in self._optimizers):
+            return
+        self._optimizers.append(optimizer)
+        if len(self._optimizers) == 1:
             # A script that was not changed shows its optimizer, and so its device, here.
-            self._optimizers.append(optimizer)
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self.device = self.runtime.device = parameter.device.type
                     self.enforcement.device = self.device
-            if self.schedule is not None:
-                self._updates.follow(self.schedule)
-                self.runtime.turns = self._updates.turns
+        if self.schedule is not None:
+            self._updates.join(optimizer, self.schedule)
+            self.runtime.turns = self._updates.turns
 
     def _stepped(self, optimizer: Optimizer) -> None:
         if optimizer is self._optimizers[0] and not self._by_hand:
@@ -449,7 +451,7 @@ class Fit:
         completions, self._completions = self._completions, None
         if completions is None:
             return None
-        soon = moved(recorder, found, completions)
+        soon = why_not(self._optimizers, self.watch) or moved(recorder, found, completions)
         if isinstance(soon, str):
             self._not_early(soon)
             return None

@@ -71,25 +71,33 @@ class Updates:
             return
         if schedule.early:
             self._update_early(schedule)
-            return
-        if not all(map(divisible, self._optimizers)):
-            return
+        elif all(map(divisible, self._optimizers)):
+            for optimizer in self._optimizers:
+                self._move_states(optimizer, schedule)
+
+    def join(self, optimizer: Optimizer, schedule: Schedule) -> None:
+        """An optimizer that was not known steps for the first time while a plan acts."""
+        if len(self._optimizers) == 1:
+            self.follow(schedule)
+        elif not schedule.early and all(map(divisible, self._optimizers)):
+            self._move_states(optimizer, schedule)
+
+    def _move_states(self, optimizer: Optimizer, schedule: Schedule) -> None:
         names = set(map(parameter_of, schedule.away))
-        for optimizer in self._optimizers:
-            known = {
-                tensor: name
-                for role, name, tensor in named_tensors(self._watch, [optimizer])
-                if role == "parameter"
-            }
-            wanted = [
-                parameter
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-                if known.get(parameter) in names
-            ]
-            states = States(optimizer, self._watch, schedule.ahead, schedule.piece)
-            states.start(wanted)
-            self._states.append(states)
+        known = {
+            tensor: name
+            for role, name, tensor in named_tensors(self._watch, [optimizer])
+            if role == "parameter"
+        }
+        wanted = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if known.get(parameter) in names
+        ]
+        states = States(optimizer, self._watch, schedule.ahead, schedule.piece)
+        states.start(wanted)
+        self._states.append(states)
 
     def _update_early(self, schedule: Schedule) -> None:
         """Updates run inside backward, unless something shows that they must not."""
