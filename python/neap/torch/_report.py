@@ -42,7 +42,7 @@ _OVER = (
     "the plan's peak is within the budget, but the allocator reserves more: memory lies in pieces"
 )
 _UNSEEN = "no iteration ran by the last plan, so what the allocator reserves for it is not known"
-_LOOKING = "the script ended while it was still looked at what the allocator reserves for its plan"
+_LOOKING = "the plan was not yet final, so later iterations might have reserved more"
 _STRAYED = "iterations that did not run by the plan reserved more than the budget: up to "
 
 
@@ -54,7 +54,7 @@ class Report:
         planned: iterations that ran by the plan from beginning to end.
         unplanned: iterations that ran without it, by reason.
         met: whether the plan's peak and what the allocator reserves beyond it fit the budget;
-            false on a device as long as that is not known.
+            false on a device before an iteration has run by the plan.
         margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
             what it gives out.
         trims: points of an iteration at which the allocator may give back free memory.
@@ -118,18 +118,19 @@ class Report:
             within = schedule.peak_bytes <= schedule.budget_bytes
             self.notes.append(_OVER if within else _UNMET)
 
-    def say_what_is_known(self, tried: int, settled: bool, strayed: int) -> None:
+    def say_what_is_known(self, tried: int, settled: bool, fits: bool, strayed: int) -> None:
         """What the measured peaks say of the plan that acts on a device.
 
         Args:
             tried: iterations that ran by it since the allocator is measured for it.
             settled: whether it stays.
+            fits: whether these iterations kept to the budget.
             strayed: the most bytes reserved by iterations that did not run by it.
         """
         doubts = (_UNSEEN, _LOOKING)
         self.notes = [note for note in self.notes if not note.startswith((*doubts, _STRAYED))]
         if not settled:
-            self.met = False
+            self.met = fits and tried > 0
             self.notes.append(_LOOKING if tried else _UNSEEN)
         if strayed > self.budget_bytes:
             self.notes.append(_STRAYED + size(strayed))
@@ -151,7 +152,7 @@ class Report:
                 + (left if self.margin_bytes > 0 else "")
             )
         if self.peak_allocated_bytes:
-            met = "met" if self.met else "not known to be met"
+            met = "met" if self.met else "not met"
             lines.append(
                 f"  peak measured: allocated {size(self.peak_allocated_bytes)}, reserved "
                 f"{size(self.peak_reserved_bytes)}; {self.allocator_retries} allocator retries; "

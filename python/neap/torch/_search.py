@@ -147,8 +147,8 @@ class Search:
         report = self._report
         report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
         if reserved:
-            strayed = self._enforcement.strayed_reserved
-            report.say_what_is_known(self._tried, self.settled, strayed)
+            fits, strayed = self._over(schedule) <= 0, self._enforcement.strayed_reserved
+            report.say_what_is_known(self._tried, self.settled, fits, strayed)
         if not self._tried and not self.settled:
             # What lies on the device between iterations says nothing of the plan.
             report.peak_allocated_bytes = report.peak_reserved_bytes = 0
