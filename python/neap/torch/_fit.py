@@ -195,6 +195,8 @@ class Fit:
         report.iteration_s = statistics.median(self._times) if self._times else 0.0
         if self.schedule is not None:
             self.search.report(self.schedule)
+        else:
+            report.peak_allocated_bytes, report.peak_reserved_bytes = self.enforcement.peaks()
         report.allocator_retries = self.enforcement.retries()
         return report
 
@@ -258,10 +260,7 @@ class Fit:
         if threading.get_ident() != self._thread:
             self._give_up("its iterations run in another thread than the one that neap began in")
             return
-        try:
-            self._watch_on()
-        except Exception as error:  # Planning must never fail the script.
-            self._give_up(f"{type(error).__name__}: {error}")
+        self._watch()
 
     def _on_timeline(self, as_planned: bool) -> None:
         """Draws the fourth iteration that runs by the plan, when the allocator has settled."""
@@ -317,15 +316,22 @@ class Fit:
         self._say(f"neap: {self._different} iterations in a row differ; watching the script anew")
         self._different, self._patience = 0, 2 * self._patience
         self._former, self.schedule = (schedule, planner), None
-        self.search.settled = False
+        self.search.settled = self._report.met = False
         self.runtime.growth = None
         self.runtime.follow(None)
         self._updates.follow(None)
         self.runtime.turns = None
         self.enforcement.restart()
         self.watch.notice_modules()
-        self._watch_on()
+        self._watch()
         return True
+
+    def _watch(self) -> None:
+        """Watches the script for another iteration. Planning must never fail the script."""
+        try:
+            self._watch_on()
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
 
     def _watch_on(self) -> None:
         """The first step makes the states; the next iterations are recorded until two are alike."""

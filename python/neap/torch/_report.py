@@ -152,11 +152,11 @@ class Report:
                 + (left if self.margin_bytes > 0 else "")
             )
         if self.peak_allocated_bytes:
-            met = "met" if self.met else "not met"
+            met = f"; the budget is {'met' if self.met else 'not met'}"
             lines.append(
                 f"  peak measured: allocated {size(self.peak_allocated_bytes)}, reserved "
-                f"{size(self.peak_reserved_bytes)}; {self.allocator_retries} allocator retries; "
-                f"the budget is {met}"
+                f"{size(self.peak_reserved_bytes)}; {self.allocator_retries} allocator retries"
+                + (met if self.predicted_peak_bytes else "")
             )
         if self.predicted_iteration_ns:
             lines.append(
