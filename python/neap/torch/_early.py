@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch._graph import Iteration, Life, Node
+from neap.torch._loans import with_others
 from neap.torch._recorder import Recorder
 from neap.torch._states import divisible
 from neap.torch._storage import Storage, blocks
@@ -75,7 +76,7 @@ def why_not(optimizers: list[Optimizer], watch: Watch) -> str | None:
     optimizer = optimizers[0]
     if not divisible(optimizer):
         return f"the step of {type(optimizer).__name__} is not known to treat parameters alone"
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if with_others():
         return "other processes take part in the gradients"
     if watch.closures:
         return "the step calls a closure"

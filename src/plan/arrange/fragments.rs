@@ -263,11 +263,40 @@ fn equal(graph: &Graph, bytes: u64) -> Vec<Pieces> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contract::Latency;
+    use crate::device::Profile;
     use crate::job::arrange::arrange;
     use crate::job::chakra;
     use crate::sim::reserved;
     use std::collections::BTreeMap;
     use std::path::Path;
+
+    /// ResNet-18 on an a6000 within nine tenths of its peak, with expandable segments.
+    struct Case {
+        graph: Graph,
+        device: Profile,
+        latencies: Vec<Latency>,
+        budget: Bytes,
+        framework: Framework,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let graph = resnet18();
+            let device = crate::device::builtin::find("a6000").unwrap();
+            let latencies = crate::device::latency::latencies(&graph, &device, None);
+            let peak = crate::job::liveness::Liveness::of(&graph).peak;
+            let budget = Bytes(peak.0 / 10 * 9);
+            let framework = Framework::on(&device, "expandable_segments:True".parse().unwrap());
+            Self { graph, device, latencies, budget, framework }
+        }
+
+        fn request(&self, options: neap::Options) -> Request<'_> {
+            let method = Method::Neap(options);
+            let request = Request::new(&self.graph, &self.device, &self.latencies, self.budget);
+            Request { method, ..request }
+        }
+    }
 
     fn resnet18() -> Graph {
         let trace =
@@ -294,22 +323,15 @@ mod tests {
 
     #[test]
     fn a_thorough_plan_keeps_to_what_is_reserved() {
-        let graph = resnet18();
-        let device = crate::device::builtin::find("a6000").unwrap();
-        let latencies = crate::device::latency::latencies(&graph, &device, None);
-        let peak = crate::job::liveness::Liveness::of(&graph).peak;
-        let budget = Bytes(peak.0 / 10 * 9);
-        let framework = Framework::on(&device, "expandable_segments:True".parse().unwrap());
-        let arrangement = Arrangement { order: early(&graph), pieces: Vec::new() };
+        let case = Case::new();
+        let arrangement = Arrangement { order: early(&case.graph), pieces: Vec::new() };
         let made = [false, true].map(|thorough| {
             let options = neap::Options { thorough, effort: 64, ..neap::Options::default() };
-            let method = Method::Neap(options);
-            let request = Request::new(&graph, &device, &latencies, budget);
-            let request = Request { method, ..request };
-            with(&request, &framework, &arrangement, Nanos(u64::MAX), true).unwrap().unwrap()
+            let request = case.request(options);
+            with(&request, &case.framework, &arrangement, Nanos(u64::MAX), true).unwrap().unwrap()
         });
         for made in &made {
-            assert!(made.planned.bound() <= budget, "{}", made.planned.bound());
+            assert!(made.planned.bound() <= case.budget, "{}", made.planned.bound());
         }
         let [usual, thorough] = made.map(|made| made.planned.run.iteration);
         assert_ne!(usual, thorough, "other plans are mended");
@@ -317,17 +339,11 @@ mod tests {
 
     #[test]
     fn the_order_and_pieces_of_the_arenas_plan_are_tried_too() {
-        let graph = resnet18();
-        let device = crate::device::builtin::find("a6000").unwrap();
-        let latencies = crate::device::latency::latencies(&graph, &device, None);
-        let peak = crate::job::liveness::Liveness::of(&graph).peak;
-        let budget = Bytes(peak.0 / 10 * 9);
-        let framework = Framework::on(&device, "expandable_segments:True".parse().unwrap());
+        let case = Case::new();
         // Without pieces and with the framework's order nothing else is left to try.
-        let method = Method::Neap(neap::Options { split: false, ..neap::Options::default() });
-        let request = Request { method, ..Request::new(&graph, &device, &latencies, budget) };
-        let own = Arrangement { order: early(&graph), pieces: Vec::new() };
-        let found = |own| cut(&request, &framework, own, &[], Nanos(u64::MAX), 0).unwrap();
+        let request = case.request(neap::Options { split: false, ..neap::Options::default() });
+        let own = Arrangement { order: early(&case.graph), pieces: Vec::new() };
+        let found = |own| cut(&request, &case.framework, own, &[], Nanos(u64::MAX), 0).unwrap();
         assert!(found(None).is_none());
         let found = found(Some(&own)).unwrap();
         assert_eq!(arrangement(&found), Some(&own));
