@@ -258,6 +258,35 @@ def test_a_quicker_plan_is_kept_by_trims_where_they_help(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("enough", [True, False])
+def test_all_free_memory_is_given_back_only_where_later_points_are_not_enough(
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int], enough: bool
+) -> None:
+    """The plan gives it back at the beginning of each iteration until it was seen to fit."""
+    monkeypatch.setattr(_search, "_REPLANS", 0)
+    Found.points = [("begin", 0), ("unpack", 1)]
+    job = words()
+    with fit(job) as fitted:
+        assert fitted.schedule is not None
+        budget = fitted.schedule.budget_bytes
+        reserved[0] = budget + 5
+        while len(fitted.schedule.trims) < 2:
+            job.iteration()
+        reserved[0] = budget - 5
+        while len(fitted.schedule.trims) == 2:
+            job.iteration()
+        assert fitted.schedule.trims == [("unpack", 1, MIB)]
+        if not enough:
+            reserved[0] = budget + 5
+            job.iteration()
+            reserved[0] = budget - 5
+        while not fitted.settled:
+            job.iteration()
+        expected = [("unpack", 1, MIB)] if enough else [("begin", 0, MIB), ("unpack", 1, MIB)]
+        assert fitted.schedule.trims == expected and fitted.report().met
+
+
+@pytest.mark.usefixtures("small")
 def test_a_plan_whose_allocator_had_to_try_again_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch, reserved: list[int]
 ) -> None:

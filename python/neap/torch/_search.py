@@ -74,6 +74,8 @@ class Search:
         """The plan that fits, with its margin, where one that leaves a page free is looked at."""
         self._loosened = False
         """Whether leaving a page free was tried."""
+        self._eased = False
+        """Whether giving back less was tried."""
         self._fitted = False
         """Whether the plan kept to the budget when it was looked at, and may be looked at again."""
         self._missed = False
@@ -165,7 +167,7 @@ class Search:
         # Garbage that Python collects now and then may still make a later iteration differ.
         soon = repeats and not schedule.trims and not self._again
         if over <= 0 and self._tried < (2 if soon else _LONGEST):
-            return None
+            return self._giving_back_less(schedule) if self._tried == 2 else None
         margin = self._margins[schedule.early]
         if self._tight is not None:
             (tight, bytes_of_tight), self._tight = self._tight, None
@@ -241,6 +243,17 @@ class Search:
         self._tight = schedule, before
         return other
 
+    def _giving_back_less(self, schedule: Schedule) -> Schedule | None:
+        """The plan without what it gives back at the beginning of each iteration: all free memory,
+        which is reserved anew one page after another. The later points alone may be enough.
+        """
+        trims = [point for point in schedule.trims if point[0] != "begin"]
+        if self._eased or not trims or len(trims) == len(schedule.trims):
+            return None
+        self._eased = True
+        self._tight = schedule, self._margins[schedule.early].bytes
+        return replace(schedule, trims=trims)
+
     def _changed(self) -> bool:
         """Whether a call gave something else when it ran again. It is kept from now on."""
         differing, made = self._runtime.recompute.differing, self._runtime.remakes.differing
@@ -271,7 +284,7 @@ class Search:
         self._tried = 0
         self._missed &= self.settled
         if not schedule.trims:
-            self._rounds, self._nearest = 0, None
+            self._rounds, self._nearest, self._eased = 0, None, False
         self._enforcement.restart()
         self._runtime.growth = None if self.settled else self._enforcement.growth(schedule.limit)
 
