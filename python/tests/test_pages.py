@@ -145,7 +145,7 @@ def test_blocks_are_counted_on_each_page(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = {**one, "address": 9 * PAGE, "is_expandable": False}
     small = {**one, "segment_type": "small"}
     captured = {**one, "segment_pool_id": (0, 1)}
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [one, whole, small, captured])
+    monkeypatch.setattr(_pages, "segments", lambda: [one, whole, small, captured])
     first, second = (3 * PAGE, 0), (3 * PAGE, 1)
     assert list(_pages._blocks()) == [
         (3 * PAGE, [(first, 20 * MIB), (second, 5 * MIB)]),
@@ -162,7 +162,7 @@ def test_memory_is_given_back_where_too_much_would_be_reserved(
     given: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(1))
     monkeypatch.setattr(_pages, "reserved_now", lambda: 900)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [])
+    monkeypatch.setattr(_pages, "segments", lambda: [])
     counts = Counts()
     pages = Pages(counts, dict)
     schedule = Schedule([], [], [], {}, trims=[("begin", 0, 100), ("step", 0, 101)])
@@ -174,7 +174,7 @@ def test_memory_is_given_back_where_too_much_would_be_reserved(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(800))
     left = [900]
     monkeypatch.setattr(_pages, "reserved_now", lambda: left[-1])
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: pytest.fail("not needed"))
+    monkeypatch.setattr(_pages, "segments", lambda: pytest.fail("not needed"))
     assert pages.at(("step", 0), list)
     pages.follow(None)
     assert not pages.acts and not pages.at(("step", 0), list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 
 from neap.torch._schedule import Point, Schedule
 
+_known = inspect.signature(torch.cuda.memory_snapshot).parameters
+_WITHOUT_HISTORY = {"include_traces": False} if "include_traces" in _known else {}
+"""Where the allocator's events are recorded, giving them too takes tens of milliseconds."""
 _REFINEMENTS = 3
 """So often a smaller margin is tried once a plan fits that leaves memory unused."""
 
@@ -27,6 +31,12 @@ def statistic(name: str) -> int:
 def reserved_now() -> int:
     """Bytes that the allocator has reserved on the current device."""
     return statistic("reserved_bytes.all.current")
+
+
+def segments() -> list[dict[str, Any]]:
+    """What lies where in the memory that the allocator has reserved."""
+    found: list[dict[str, Any]] = torch.cuda.memory_snapshot(**_WITHOUT_HISTORY)
+    return found
 
 
 class Margin:
@@ -201,7 +211,7 @@ class Enforcement:
                     segment["address"],
                     tuple((one["size"], one["state"]) for one in segment["blocks"]),
                 )
-                for segment in torch.cuda.memory_snapshot()
+                for segment in segments()
             )
         )
         before = layout in self._layouts

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from neap.torch._enforce import reserved_now
+from neap.torch._enforce import reserved_now, segments
 from neap.torch._holder import Counts, Holder, Kept, flat
 from neap.torch._loans import with_others
 from neap.torch._recorder import is_subclass
@@ -149,7 +149,7 @@ def _blocks() -> Iterator[tuple[int, list[tuple[tuple[int, int], int]]]]:
     """The address of each block in use among the large ones, and the pages that it lies on, each
     as its segment and its number there, with the bytes on it.
     """
-    for segment in torch.cuda.memory_snapshot():
+    for segment in segments():
         first = address = segment["address"]
         if segment["segment_type"] == "small" or segment.get("segment_pool_id", (0, 0)) != (0, 0):
             continue  # Captured graphs have pools of their own, and know addresses there.
