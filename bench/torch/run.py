@@ -160,7 +160,7 @@ COMPILED = "torch.compile, activation_memory_budget {share}"
 
 
 def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> dict[str, Any]:
-    """Trains by one way, or within a budget of so many bytes, and measures the last iterations."""
+    """Trains by one way, or within a budget in bytes, and measures the last iterations."""
     model, loss_of, blocks = make()
     model.cuda()
     if "checkpoint" in way:
@@ -221,7 +221,7 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
 
 
 def in_an_arena(make: Callable[[], Any], budget: int, profile: str) -> dict[str, Any]:
-    """What ``neap plan`` predicts for the recorded iteration in an arena of so many bytes: with
+    """What ``neap plan`` predicts for the recorded iteration in an arena of `budget` bytes: with
     updates where they help, and with all operators in the script's order.
     """
     model, loss_of, _ = make()

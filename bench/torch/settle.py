@@ -7,7 +7,7 @@ from collections.abc import Callable
 from neap.torch import Fit
 
 STEADY = 4
-"""So many iterations in a row by a plan that is final."""
+"""How many iterations in a row must run by a plan that is final."""
 
 
 def settle(fitted: Fit, iterate: Callable[[], object]) -> None:

@@ -167,7 +167,7 @@ pub fn copy(to: u64, from: u64, bytes: u64) -> Status {
     SUCCESS
 }
 
-/// From so many bytes on it pays to ask whether they are zeros that nothing has touched.
+/// The fewest bytes for which it pays to ask whether they are zeros that nothing has touched.
 const LARGE: u64 = 32 << 10;
 
 /// Copies; the state must not be locked.

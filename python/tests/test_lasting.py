@@ -45,7 +45,7 @@ def frozen() -> Job:
 
 
 def lengths(*rows: int) -> Any:
-    """A job whose iterations have so many rows."""
+    """A job whose iterations have these numbers of rows."""
 
     def make() -> Job:
         model = layers()

@@ -63,7 +63,7 @@ def test_a_plan_that_comes_back_and_fits_again_stays() -> None:
 
 
 def looked(growth: Growth, reserved: list[int], points: list[tuple[str, int, int]]) -> None:
-    """Comes to these points with so many MiB reserved."""
+    """Comes to these points with these MiB reserved."""
     for kind, number, size in points:
         reserved[0] = size * MIB
         growth.look(kind, number)

@@ -59,8 +59,8 @@ fn operator(name: String, phase: Phase, reads: &[usize], tensors: &[Tensor]) -> 
 /// How many jobs are looked at.
 const JOBS: u64 = 10;
 
-/// Tensors have so many bytes or a few times as many, and operators take so many nanoseconds or a
-/// few times as many. A byte takes a nanosecond over the link: much ends at the same time, so that
+/// Tensors have this many bytes or a small multiple, and operators take this many nanoseconds or a
+/// small multiple. A byte takes a nanosecond over the link: much ends at the same time, so that
 /// the search has fewer states to look at.
 const UNIT: u64 = 1024;
 

@@ -393,7 +393,7 @@ impl<'a> Live<'a> {
     /// Plans all admitted jobs and one more. Returns why that one can't be admitted, if it can't.
     fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
-        // So many jobs are not planned for each other, so this is the result of
+        // More than `FEW` jobs are not planned for each other, so this is the result of
         // [`together::parts_with`] without the cost of calling it at each launch and end.
         let policies =
             |index: &usize| together::papers::is_static(&self.arrivals[*index].job.method);

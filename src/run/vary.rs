@@ -20,7 +20,7 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Smaller extents stay: they are kernels, channels of images, heads, or arguments.
 const SMALLEST: u64 = 8;
 
-/// One sample in this many is an operator of the job as it is, if it has so many.
+/// At most one sample in this many is an operator of the job as it is.
 const OWN: u32 = 3;
 
 /// How many changed operators are tried for each shape that is asked for.

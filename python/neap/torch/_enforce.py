@@ -14,7 +14,7 @@ _known = inspect.signature(torch.cuda.memory_snapshot).parameters
 _WITHOUT_HISTORY = {"include_traces": False} if "include_traces" in _known else {}
 """Where the allocator's events are recorded, giving them too takes tens of milliseconds."""
 _REFINEMENTS = 3
-"""So often a smaller margin is tried once a plan fits that leaves memory unused."""
+"""The most tries of a smaller margin once a plan fits that leaves memory unused."""
 
 _STEPS = 16
 """A small step of a margin is this part of the budget."""

@@ -36,11 +36,11 @@ from neap.torch._updates import Updates
 from neap.torch._watch import Watch, named_tensors
 
 _ATTEMPTS = 12
-"""So many iterations are watched for two in a row that are alike."""
+"""The most iterations that are watched for two in a row that are alike."""
 
 _PATIENCE = 4
-"""After so many iterations in a row that were not as planned the script is watched anew. Each time
-it takes twice as many, since watching costs time too.
+"""The iterations in a row that differ from the plan after which the script is watched anew. The
+number doubles each time, since watching costs time too.
 """
 
 _ACTING: list[Fit] = []

@@ -12,7 +12,7 @@ from neap.torch._timeline import Timeline
 NEWEST = 0.9
 """The weight of the newest measurement; the rest is the average before it."""
 EVERY = 8
-"""One planned iteration of so many is measured."""
+"""One planned iteration in this many is measured."""
 DRIFT = 0.25
 """A plan is made anew when a measured rate differs from the assumed one by this part of it."""
 SMALLEST = 1 << 20

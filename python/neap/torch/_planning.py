@@ -38,7 +38,7 @@ _GOOD = 1.05
 without a plan, calls are not looked at.
 """
 _HALVINGS = 2
-"""So often the bytes of states in a piece of the step are halved, where the budget asks for it."""
+"""How often a piece of the step is halved, in bytes of states, where the budget asks for it."""
 _PRUNED = 2
 """How many of the last ranges are left out on trial."""
 _AS_LISTED = ["--no-reorder", "--no-split"]

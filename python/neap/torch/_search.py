@@ -18,13 +18,13 @@ from neap.torch._runtime import Runtime
 from neap.torch._schedule import PAGE, Schedule
 
 _REPLANS = 6
-"""A plan is made anew at most so often because of what its first iterations showed."""
+"""The most plans that are made anew because of what the first iterations showed."""
 _LONGEST = 8
-"""So many iterations of a plan are looked at while memory lies otherwise after each."""
+"""How many iterations of a plan are looked at while memory lies otherwise after each."""
 _AGAIN = 8
-"""So often plans that kept to the budget are looked at again."""
+"""How often, at most, plans that kept to the budget are looked at again."""
 _ROUNDS = 16
-"""So often a plan gets more points at which the allocator gives memory back."""
+"""How often, at most, a plan gets more points at which the allocator gives memory back."""
 
 
 class Search:

@@ -26,7 +26,7 @@ SMALLEST = 64 << 10
 
 
 LARGE = 32 << 20
-"""A parameter of so many bytes leaves by itself."""
+"""A parameter of at least this many bytes leaves by itself."""
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class Step:
     again: bool = False
     part: int = 0
     parts: int = 1
-    """An update of a large parameter runs in so many parts; which of them this is."""
+    """How many parts the update of a large parameter has; this one is number :attr:`part`."""
 
     @property
     def workspace(self) -> int:

@@ -19,9 +19,9 @@ use crate::units::{Bytes, Nanos, OpId};
 /// How updates are cut.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
-    /// As few pieces of one parameter's states as have at most so many bytes, all alike.
+    /// The fewest pieces of equal size that have at most this many bytes of one state.
     Alike(u64),
-    /// Pieces of so many bytes, and a rest.
+    /// Pieces with this many bytes of one state, and a rest.
     Equal(u64),
     /// Whole states.
     Not,
@@ -39,24 +39,26 @@ const CUTS: [Cut; 7] = [
     Cut::Not,
 ];
 
-/// With how many of these plans are mended, which takes most of the time: in graphs of at most so
-/// many operators with all, in others with the first few and the order and pieces of the arena's.
+/// Mending a plan takes most of the time. In graphs of at most `SMALL` operators the plans with all
+/// cuts are mended; in others those with the first `MENDED` cuts, and the one with the order and
+/// pieces of the arena's plan.
 const SMALL: usize = 600;
 const MENDED: usize = 3;
 
-/// Where a plan adds no more than this part of the unplanned time, no other is looked for, nor
-/// where it takes no longer than the arena's plan by more than the other part.
+/// The search ends with a plan that adds at most one part in `SLIGHT` to the unplanned time, or at
+/// most one part in `NEAR` to the time of the arena's plan.
 const SLIGHT: u64 = 128;
 const NEAR: u64 = 28;
 
-/// A plan that is slower than the quickest by at most this part is polished too. Polishing made
-/// plans for an allocator quicker by up to 4.4 %.
+/// A plan is polished, too, if it is slower than the quickest by at most one part in `POLISHED`:
+/// polishing made plans for an allocator quicker by up to 4.4 %.
 const POLISHED: u64 = 16;
 
-/// Where the plan still takes longer than the arena's by more than this part, all is tried again
-/// with parameters that come back after large tensors ([`neap::Options::apart`]), then what is best
-/// so far thoroughly ([`neap::Options::thorough`]), then all with twice the effort, and then with
-/// four times. In large graphs that takes minutes, so it is not done there.
+/// The turns after the first are for plans that take longer than the arena's by more than one part
+/// in `FAR`: all cuts with parameters that come back after large tensors
+/// ([`neap::Options::apart`]), the best plan so far thoroughly ([`neap::Options::thorough`]), all
+/// cuts with twice the effort, and with four times. In large graphs that would take minutes, so it
+/// is not done there.
 const FAR: u64 = 22;
 const TURNS: [Turn; 5] = [
     Turn { effort: 1, kind: Kind::Plain },
@@ -66,7 +68,7 @@ const TURNS: [Turn; 5] = [
     Turn { effort: 4, kind: Kind::Apart },
 ];
 
-/// Graphs of at most so many operators are planned thoroughly, which takes two seconds then.
+/// The largest graph, in operators, that is planned thoroughly: that takes two seconds.
 const THOROUGH: usize = 200;
 
 /// How plans are looked for.

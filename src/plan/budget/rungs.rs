@@ -25,9 +25,9 @@ use crate::units::{Bytes, Nanos};
 /// The number of parts into which the rungs divide the unplanned peak of the framework's order.
 const RUNGS: u64 = 10;
 
-/// Where operators wait long for the link, so many budgets just below a rung count as part of it:
-/// parts of the planned order's own peak, finer than the rungs. On graphs of more operators than
-/// these they take long and gain nothing.
+/// Where operators wait long for the link, `LOOKED_AT` budgets just below a rung count as part of
+/// it. They are one part in `FINE` of the planned order's own peak apart, finer than the rungs. On
+/// graphs of more than `LOOKED_AT_FOR` operators they take long and gain nothing.
 const FINE: u64 = 50;
 const LOOKED_AT: usize = 3;
 const LOOKED_AT_FOR: usize = 1000;
@@ -172,7 +172,7 @@ pub(super) fn make(
     let bounds =
         (!done(&best)).then(|| Bounds::new(request.graph, request.latencies, &request.device.link));
     let time = |best: &Option<Planned>| best.as_ref().map(|b| b.run.iteration);
-    // No plan within so few bytes is quicker than the best.
+    // No plan within a budget that is too low is quicker than the best.
     let too_low = |best: &Option<Planned>, budget: Bytes| {
         let time = time(best).into_iter().chain(other).min();
         let added = time.map(|time| Nanos(time.0.saturating_sub(unplanned.0 + 1)));

@@ -16,8 +16,8 @@ use crate::planner::{Decision, Given};
 use crate::sim::program::Direction;
 use crate::units::TensorId;
 
-/// So often a copy of a short iteration comes in a long one at most. Later ones are left out,
-/// since the jobs have drifted apart by then.
+/// The most iterations of a short job that are looked at within one of a long job. Later ones are
+/// left out, since the jobs have drifted apart by then.
 const REPEATS: u64 = 1000;
 
 /// Decides for all jobs until the sum of their peaks is at most `target`, or nothing more can be

@@ -261,7 +261,7 @@ fn index(launch: &Launch) -> Work {
     assert_eq!(launch.kernel, "embedding_backward");
     let [out, gradient, numbers, ..] = p.o.each_ref().map(size);
     let (table, all) = (i64::from(launch.grid), p.rows * p.length);
-    // Each block looks through all numbers, once for so many columns.
+    // Each block looks through all numbers, once for each `4 * threads` columns.
     let passes = (p.length + 4 * threads(launch) - 1) / (4 * threads(launch));
     work(all, table * (passes * p.rows * numbers + p.length * out) + all * gradient)
 }
