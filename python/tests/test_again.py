@@ -14,7 +14,7 @@ import neap.torch
 import pytest
 import torch
 from fitted import ITERATIONS, everything, run, same
-from jobs import Block, Job, Transformer, classify, language, squared
+from jobs import Block, Job, Transformer, classify, language, squared, trained
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("small", "calls_alone")
@@ -93,8 +93,44 @@ def arguments_by_name_and_in_tuples() -> Job:
     return squared(model, optimizer, 64, 16)
 
 
+def the_model_itself_several_times() -> Job:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.sigmoid(torch.sin(torch.exp(torch.sin(self.inner(x)))))
+
+    model = Cell()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = model(x)
+        return x.square().mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return trained(model, optimizer, loss, lambda: (torch.randn(128, 16),))
+
+
+def slices_of_one_tensor() -> Job:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both, self.out = nn.Linear(16, 128), nn.Linear(64, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            one, other = self.both(x).chunk(2, -1)
+            return x + self.out(one * torch.sin(other))
+
+    model = nn.Sequential(*[Gated() for _ in range(6)])
+    return squared(model, torch.optim.SGD(model.parameters(), 0.01), 64, 16)
+
+
 JOBS = [
     deep_transformer,
+    the_model_itself_several_times,
+    slices_of_one_tensor,
     deep_cnn,
     autocast,
     pythons_own_randomness,
@@ -113,6 +149,41 @@ def test_calls_that_run_again_change_no_number(make: Any, slow: str) -> None:
     assert not report.replans, report
     assert report.predicted_peak_bytes < report.unplanned_peak_bytes
     assert not any(hasattr(kind.forward, "_neap_plain") for kind in (Block, nn.Sequential))
+
+
+def test_two_models_of_one_class(slow: str) -> None:
+    def losses(fitted: bool) -> tuple[list[float], Any]:
+        def net(first: int, last: int) -> nn.Sequential:
+            inner = nn.Linear(first, 64), nn.Softplus(), nn.Softplus(), nn.Linear(64, 64)
+            return nn.Sequential(*inner, nn.Softplus(), nn.Linear(64, last))
+
+        torch.manual_seed(4)
+        maker, critic = net(8, 32), net(32, 1)
+        makes = torch.optim.Adam(maker.parameters())
+        judges = torch.optim.Adam(critic.parameters())
+        fit = None
+        if fitted:
+            both = [maker, critic], [makes, judges]
+            fit = neap.torch.fit(*both, "60%", slow, verbose=False)
+        found = []
+        for _ in range(8):
+            real, fake = torch.randn(256, 32), maker(torch.randn(256, 8))
+            judges.zero_grad()
+            (critic(fake.detach()).mean() - critic(real).mean()).backward()
+            judges.step()
+            makes.zero_grad()
+            loss = -critic(fake).mean()
+            loss.backward()
+            makes.step()
+            found.append(loss.item())
+        again = [] if fit is None or fit.schedule is None else fit.schedule.again
+        return found, (None if fit is None else fit.close(), {one.module for one in again})
+
+    expected, _ = losses(False)
+    found, (report, modules) = losses(True)
+    assert found == expected and report.planned >= 4, report
+    assert {"Sequential", "Sequential_2"} <= modules, modules
+    assert report.recomputed >= 2 * report.planned, report
 
 
 class Counting(nn.Module):

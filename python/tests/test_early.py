@@ -229,3 +229,16 @@ def test_what_changes_later_is_an_error() -> None:
         job.optimizer.param_groups[0]["lr"] = 1.0
         with pytest.raises(RuntimeError, match="settings"):
             job.optimizer.step()
+
+
+def test_no_two_iterations_are_alike() -> None:
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    fitted = neap.torch.fit(model, optimizer, "60%", "host", False, early_updates=True)
+    for count in range(16):
+        optimizer.zero_grad()
+        model(torch.randn(8 + count, 16)).sum().backward()
+        optimizer.step()
+    report = fitted.close()
+    assert report.notes == ["no two iterations in a row were alike"], report
+    assert sum(report.unplanned.values()) == 16

@@ -108,9 +108,25 @@ def autocast() -> Job:
     return Job(job.model, job.optimizer, iteration)
 
 
+class Complex(nn.Module):
+    """Saves conjugates and negatives that are views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16, dtype=torch.cfloat)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.linear(torch.complex(x, x * 0.5))
+        return functional.layer_norm(z.abs() + (z.conj() * z).real * z.conj().imag, (16,))
+
+
+def conjugates() -> Job:
+    return stack(Complex, 128, 16)
+
+
 @pytest.mark.parametrize(
     "make",
-    [gelu, gated, convolutions, products, norms, autocast],
+    [gelu, gated, convolutions, products, norms, autocast, conjugates],
     ids=lambda make: make.__name__,
 )
 def test_operators_that_run_again_change_no_number(make: Any, slow: str) -> None:

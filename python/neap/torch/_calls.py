@@ -147,18 +147,18 @@ class Calls:
 
     Args:
         now: says the number of operators and saved tensors so far, and the iteration.
-        path_of: the path of a module.
+        name_of: the name of a module, by which it can be found again.
     """
 
     def __init__(
         self,
         now: Callable[[], tuple[int, int, int]],
-        path_of: Callable[[torch.nn.Module], str | None],
+        name_of: Callable[[torch.nn.Module], str],
         began: Callable[[Call], None],
     ) -> None:
         self.all: list[Call] = []
         self._now = now
-        self._path_of = path_of
+        self._name_of = name_of
         self._began = began
         self._numbers: dict[tuple[int, int], int] = {}
         self._open: list[Call] = []
@@ -202,7 +202,7 @@ class Calls:
         self._numbers[id(module), iteration] = number + 1
         call = Call(
             module=weakref.ref(module),
-            path=self._path_of(module) or type(module).__name__,
+            path=self._name_of(module),
             kind=type(module).__name__,
             number=number,
             iteration=iteration,

@@ -61,9 +61,11 @@ class Completions:
             self.changed |= self._settings != settings(optimizer)
 
     def stop(self) -> None:
-        """Takes the hooks away."""
-        self._recorder.watch.after_backward.remove(self._backward_ended)
-        self._recorder.watch.before_step.remove(self._step_begins)
+        """Takes the hooks away, if they are there."""
+        watch = self._recorder.watch
+        if self._backward_ended in watch.after_backward:
+            watch.after_backward.remove(self._backward_ended)
+            watch.before_step.remove(self._step_begins)
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import tempfile
@@ -17,6 +18,7 @@ from neap.torch import _graph
 from neap.torch._compact import compact
 from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement
+from neap.torch._first import First
 from neap.torch._lift import Lift
 from neap.torch._loans import leavable
 from neap.torch._meter import Meter
@@ -76,6 +78,11 @@ class Fit:
         self._recompute = recompute and possible()
         self._models = models
         self._optimizers = list(optimizers)
+        self._pending: Schedule | None = None
+        """A plan that was given for a script whose device is not known yet."""
+        # A share of the GPU was given for what the script did at first.
+        stays = share is not None
+        self._first = First(self._optimizers, self.watch, self._first_is_gone, stays)
         self._save_plan = save_plan
         self._cache = cache
         self._early_updates = early_updates
@@ -98,7 +105,7 @@ class Fit:
         self.device = device_of(models) if models else "cpu"
         self.enforcement = Enforcement(self.device, enforce)
         self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
-        self.runtime.differs = self.enforcement.lift
+        self.runtime.differs, self.runtime.saves = self.enforcement.lift, self._first.saves
         asked = parse_budget(budget)
         self.search = Search(self.enforcement, self.runtime, self._report, say, asked)
         if self._off:
@@ -113,7 +120,7 @@ class Fit:
         if timeline is not None:
             self.runtime.timeline = Timeline(timeline)
             self.runtime.timeline.follow(self.watch)
-        self.watch.named.append(self.runtime.recompute.resolve)
+        self.watch.named += [self._named, self.runtime.recompute.resolve]
         self.watch.install()
         self.watch.before_step.append(self._before_step)
         self.watch.before_piece.append(lambda number: self.runtime.reached("step", number))
@@ -132,7 +139,10 @@ class Fit:
         if schedule is not None:
             self._planning_ended = True
             self._join_with(schedule)
-            self._act(schedule)
+            if models:
+                self._act(schedule)
+            else:
+                self._pending = schedule
 
     def __enter__(self) -> Fit:
         return self
@@ -160,9 +170,9 @@ class Fit:
             # Hooks that are taken away inside backward are there again when it has ended.
             self.watch.after_backward.append(lambda: self._close_later(bring_back))
         elif not self._closed and not self._off:
+            self.report()
             self._closed = True
             _ACTING.remove(self)
-            self.report()
             self._stop_recording()
             self.runtime.stop()
             self._hooks.__exit__(None, None, None)
@@ -172,6 +182,11 @@ class Fit:
             if self._share is not None:
                 self._share.close()
             self._updates.stop(bring_back)
+            # What is held no more can be freed though the fit lives on.
+            self.runtime.follow(None)
+            self._updates.forget()
+            self._models, self._former, self.search.planner = [], None, None
+            self._optimizers.clear()
         return self._report
 
     def _close_later(self, bring_back: bool) -> None:
@@ -179,7 +194,7 @@ class Fit:
 
     def report(self) -> Report:
         """What happened so far."""
-        if self._off:
+        if self._off or self._closed:
             return self._report
         counts, report, recompute = self.runtime.counts, self._report, self.runtime.recompute
         report.swapped_out, report.swapped_in = counts.swapped_out, counts.swapped_in
@@ -205,26 +220,70 @@ class Fit:
         """Whether the plan is the final one, or there will be none."""
         return self.search.settled or (self.schedule is None and self._planning_ended)
 
+    @property
+    def has_plan(self) -> bool:
+        """Whether there is a plan, though it may not act yet."""
+        return self.schedule is not None or self._pending is not None
+
     # -- iterations
+
+    def _named(self) -> None:
+        """Modules have got paths: a root is called for the first time."""
+        if self._pending is None or self.watch.backward_depth:
+            return
+        roots = (reference() for reference in self.watch.roots.values())
+        tensors = (next(root.parameters(), None) for root in roots if root is not None)
+        first = next((one for one in tensors if one is not None), None)
+        if first is not None:
+            self._runs_on(first.device.type)
+
+    def _runs_on(self, device: str) -> None:
+        """The device is known, and a plan that was given acts from now on."""
+        known, self.device = self.device, device
+        self.runtime.device = self.enforcement.device = device
+        pending, self._pending = self._pending, None
+        if pending is None and known != device:
+            pending = self.schedule
+        if pending is not None:
+            self._act(pending)
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self.runtime.reached("step")
         if any(known is optimizer for known in self._optimizers):
             return
+        self._first.look()
         self._optimizers.append(optimizer)
         if len(self._optimizers) == 1:
-            # A script that was not changed shows its optimizer, and so its device, here.
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    self.device = self.runtime.device = parameter.device.type
-                    self.enforcement.device = self.device
+            # A script that was not changed shows its optimizer, and so its device, here. Its
+            # modules were ignored if another one was the first before.
+            self.watch.notice_modules()
+            groups = (group["params"] for group in optimizer.param_groups)
+            first = next((parameter for group in groups for parameter in group), None)
+            self._runs_on(self.device if first is None else first.device.type)
         if self.schedule is not None:
             self._updates.join(optimizer, self.schedule)
             self.runtime.turns = self._updates.turns
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        if optimizer is self._optimizers[0] and not self._by_hand:
+        if not self._by_hand and self._first.stepped(optimizer):
             self._ended()
+
+    def _first_is_gone(self, why: str, others: int) -> None:
+        """Forgets the optimizers; the next one that steps ends iterations, which are watched."""
+        if others:
+            self._count("only another optimizer steps", others)
+        if self.schedule is not None and self.search.planner is None:
+            self._say(f"neap: {why}; the plan, which was given, stays")
+            self._updates.follow(None)
+        else:
+            self._say(f"neap: {why}; watching the script anew")
+            self._stop_recording()
+            self._completions = self._former = None
+            self._drop_plan()
+            self._planning_ended = False
+        self._optimizers.clear()
+        self.search.planner = None
+        gc.collect()  # What was recorded refers to the optimizers, in cycles.
 
     def _ended(self) -> None:
         self._steps += 1
@@ -276,8 +335,8 @@ class Fit:
         if self._recorder is not None:
             self._recorder.forbid("it uses torch.func, which allows no hooks")
 
-    def _count(self, why: str) -> None:
-        self._report.unplanned[why] = self._report.unplanned.get(why, 0) + 1
+    def _count(self, why: str, times: int = 1) -> None:
+        self._report.unplanned[why] = self._report.unplanned.get(why, 0) + times
 
     def _give_up(self, why: str) -> None:
         self._stop_recording()
@@ -315,16 +374,21 @@ class Fit:
             return False
         self._say(f"neap: {self._different} iterations in a row differ; watching the script anew")
         self._different, self._patience = 0, 2 * self._patience
-        self._former, self.schedule = (schedule, planner), None
+        self._former = schedule, planner
+        self._drop_plan()
+        self.watch.notice_modules()
+        self._watch()
+        return True
+
+    def _drop_plan(self) -> None:
+        """Nothing acts until there is another plan."""
+        self.schedule = None
         self.search.settled = self._report.met = False
         self.runtime.growth = None
         self.runtime.follow(None)
         self._updates.follow(None)
         self.runtime.turns = None
         self.enforcement.restart()
-        self.watch.notice_modules()
-        self._watch()
-        return True
 
     def _watch(self) -> None:
         """Watches the script for another iteration. Planning must never fail the script."""
@@ -478,7 +542,9 @@ class Fit:
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
         report.trims = len(schedule.trims)
         report.excluded = schedule.excluded
-        report.say_whether_met(schedule, schedule.met)
+        report.say_whether_met(
+            schedule, schedule.met and schedule.peak_bytes <= schedule.budget_bytes
+        )
         computes = self.enforcement.computes()
         self.runtime.recompute.compare = self.runtime.remakes.compare = computes
         if computes and self.runtime.meter is None:

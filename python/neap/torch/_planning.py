@@ -247,6 +247,19 @@ class Planner:
                 plan is the lowest that was found, and ``met`` is false.
         """
         asked = budget(self.unplanned)
+        made = self._plan(asked, less, banned)
+        over = made.peak_bytes - asked if made.met else 0
+        for part in (1, 2, 4):
+            if over <= 0:
+                break
+            # Bytes that the planner gives back at once stand until the next hook.
+            more = -(-over // part)
+            lower = self._plan(asked, (less[0] + more, less[1] + more), banned)
+            if lower.met and lower.peak_bytes <= asked:
+                return lower
+        return made
+
+    def _plan(self, asked: int, less: tuple[int, int], banned: Bans) -> Schedule:
         bound, bound_soon = (max(asked - size, _LEAST) for size in less)
         self.ahead = self._usual(ahead=True).step_peak() <= bound
         # Pieces are no smaller than the budget asks for, since each costs the host its time.

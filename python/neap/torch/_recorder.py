@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
         """Calls of modules, where saved tensors are recorded too."""
         self._saved = saved
         self._hooks: Any = None
-        self._calls = Calls(self._now, watch.path_of, self._called)
+        self._calls = Calls(self._now, watch.name_of, self._called)
         self._packed = 0
         self._unpacked = 0
         self._anchors: dict[Storage, torch.UntypedStorage] = {}

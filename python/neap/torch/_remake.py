@@ -75,12 +75,13 @@ class Remade:
 class Made:
     """What autograd keeps in place of a saved tensor of such a storage."""
 
-    __slots__ = ("place", "remade", "seen", "version", "view")
+    __slots__ = ("conj", "neg", "place", "remade", "seen", "version", "view")
 
     def __init__(self, place: int, remade: Remade, tensor: torch.Tensor) -> None:
         self.place = place
         self.remade = remade
         self.view = seen_as(tensor)
+        self.conj, self.neg = tensor.is_conj(), tensor.is_neg()
         self.seen = witness(tensor)
         self.version = tensor._version
 
@@ -152,7 +153,10 @@ class Remakes:
         dtype, shape, stride, offset = saved.view
         # Needs no gradient, so that autograd does not see it.
         bare = torch.empty(0, dtype=dtype, device=here.device)
-        return bare.set_(here.untyped_storage(), offset, shape, stride)
+        found = bare.set_(here.untyped_storage(), offset, shape, stride)
+        if saved.conj:
+            found = torch.conj(found)
+        return torch._neg_view(found) if saved.neg else found
 
     def _make(self, remade: Remade) -> torch.Tensor:
         description = remade.description

@@ -132,6 +132,8 @@ class Report:
         if not settled:
             self.met = fits and tried > 0
             self.notes.append(_LOOKING if tried else _UNSEEN)
+        if self.met:
+            self.notes = [note for note in self.notes if note not in (_UNMET, _OVER)]
         if strayed > self.budget_bytes:
             self.notes.append(_STRAYED + size(strayed))
 

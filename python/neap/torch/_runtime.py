@@ -69,6 +69,8 @@ class Runtime:
         self.diverged: str | None = None
         self.differs: Callable[[], None] = lambda: None
         """Called when an iteration turns out not to be as planned."""
+        self.saves = self.differs
+        """Called after the first saved tensor of an iteration by a plan."""
         self.growth: Growth | None = None
         """What looks at each point how much the allocator reserves, while that matters."""
         self.count = 0
@@ -120,11 +122,9 @@ class Runtime:
             self._whole = whole(schedule, self._slots)
         self._guests = [None] * len(self._slots)
         self._all = [] if schedule is None else self._wants(schedule)
-        self._points = (
-            ([None], [None])
-            if schedule is None
-            else (due(schedule.at("pack")), due(schedule.at("unpack")))
-        )
+        self._points = ([None], [None])
+        if schedule is not None:
+            self._points = due(schedule.at("pack")), due(schedule.at("unpack"))
         self.pages.follow(schedule)
         self.loans.device = self.device
         self.loans.relieve = self.differs
@@ -174,7 +174,7 @@ class Runtime:
         for number, one in enumerate(schedule.remade):
             keeps.update(dict.fromkeys(one.packs, (self._remake, number)))
         return [
-            (*view[:3], names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in acting)
+            (*view[:3], names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in acting or n == 0)
             for n, (view, node) in enumerate(schedule.expected)
         ]
 
@@ -298,6 +298,8 @@ class Runtime:
             self.pages.saved(tensor, packed)
         if acts or self._waiting:
             self.act(self._packs, number)
+            if number == 0:
+                self.saves()
         return packed
 
     def _unexpected(self, number: int, tensor: torch.Tensor) -> Kept:

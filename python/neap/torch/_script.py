@@ -55,7 +55,7 @@ class Script:
         atexit.register(self.end)
 
     def _failed(self, kind: type[BaseException], value: BaseException, trace: Any) -> None:
-        if isinstance(value, torch.OutOfMemoryError) and self.fitted.schedule is None:
+        if isinstance(value, torch.OutOfMemoryError) and not self.fitted.has_plan:
             say("neap: out of memory before there was a plan")
             if self._folder is not None and os.getpid() == self._process:
                 (self._folder / f"oom-{self._process}").touch()
@@ -67,7 +67,7 @@ class Script:
             return
         self._ended = True
         report = self.fitted.close(bring_back=False)
-        if not report.planned and not report.unplanned and self.fitted.schedule is None:
+        if not report.planned and not report.unplanned and not self.fitted.has_plan:
             return
         say(str(report))
         if self._folder is not None:

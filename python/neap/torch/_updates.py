@@ -61,12 +61,16 @@ class Updates:
             self._soon.stop()
             self._soon = None
 
+    def forget(self) -> None:
+        """After :meth:`stop`: holds no optimizer any more."""
+        self._states, self.turns = [], None
+
     def follow(self, schedule: Schedule | None) -> None:
         """Steps run in pieces; states that the plan moves leave with all of their parameter's.
         Without a plan all updates run in the step.
         """
         self.stop()
-        self._states, self.turns = [], None
+        self.forget()
         if schedule is None:
             return
         if schedule.early:

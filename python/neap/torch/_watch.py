@@ -75,6 +75,8 @@ class Watch:
         self.backwards = 0
         self.closures = False
         """Whether a step was given a closure."""
+        self._unnamed = ""
+        """What the root is called whose path is empty."""
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._local = threading.local()
         self._main: list[tuple[torch.nn.Module, str]] = []
@@ -161,11 +163,16 @@ class Watch:
 
     def name_root(self, module: torch.nn.Module, name: str = "") -> None:
         """Names a module and all below it, before or instead of the first call."""
-        if name in self.roots:
-            other = self.roots[name]()
-            if other is module:
-                return
-            name = unused(name or type(module).__name__, self.roots)
+        if name in self.roots and self.roots[name]() is module:
+            return
+        for gone in [known for known, reference in self.roots.items() if reference() is None]:
+            del self.roots[gone]
+        taken = {*self.roots, self._unnamed}
+        if name in taken and (name or self.roots):
+            name = unused(name or type(module).__name__, taken)
+        if not name:  # Parts of it have paths without a name in front, and must not have its own.
+            parts = (child for child, _ in module.named_children())
+            self._unnamed = unused(type(module).__name__, {*self.roots, *parts})
         self.roots[name] = weakref.ref(module)
         for path, child in module.named_modules():
             self._paths.setdefault(child, ".".join(part for part in (name, path) if part))
@@ -176,8 +183,19 @@ class Watch:
         """The path of a module that is known."""
         return self._paths.get(module)
 
+    def name_of(self, module: torch.nn.Module) -> str:
+        """The path of a module, by which :meth:`module_of` finds it; a name of its own for a root
+        whose path is empty.
+        """
+        path = self._paths.get(module)
+        if path == "":
+            return self._unnamed
+        return type(module).__name__ if path is None else path
+
     def module_of(self, path: str) -> torch.nn.Module | None:
-        """The module of a path that is known."""
+        """The module of a path or name that is known."""
+        if path and path == self._unnamed:
+            return self.roots[""]()
         for name, reference in self.roots.items():
             root = reference()
             if root is None or not f"{path}.".startswith(f"{name}." if name else ""):
