@@ -112,15 +112,16 @@ def test_patience_doubles_each_time() -> None:
 
 def test_the_report_says_what_is_not_known() -> None:
     report = Report(budget_bytes=1 << 20, planned=1, met=True)
-    report.say_what_is_known(0, False, True, 0)
+    report.say_what_is_known(0, False, True, 0, 0)
     assert not report.met and "no iteration ran by the last plan" in str(report)
-    report.say_what_is_known(3, False, False, 0)
+    report.say_what_is_known(3, False, False, 0, 0)
     assert not report.met and "no iteration ran" not in str(report)
-    report.say_what_is_known(3, False, True, 0)
+    report.say_what_is_known(3, False, True, 0, 0)
     assert report.met and "not yet final" in str(report)
-    report.say_what_is_known(3, True, True, 3 << 20)
+    report.say_what_is_known(3, True, True, 3 << 20, 4 << 20)
     assert report.met and "not yet final" not in str(report)
     assert "reserved more than the budget: up to 3.0 MiB" in str(report)
+    assert "before reserved more than the budget: up to 4.0 MiB" in str(report)
 
 
 def test_states_of_an_optimizer_that_fit_was_not_given_move_too() -> None:

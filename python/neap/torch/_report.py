@@ -43,6 +43,7 @@ _OVER = (
 )
 _UNSEEN = "no iteration ran by the last plan, so what the allocator reserves for it is not known"
 _LOOKING = "the plan was not yet final, so later iterations might have reserved more"
+_TRIED = "plans that were tried before reserved more than the budget: up to "
 _STRAYED = "iterations that did not run by the plan reserved more than the budget: up to "
 
 
@@ -118,7 +119,9 @@ class Report:
             within = schedule.peak_bytes <= schedule.budget_bytes
             self.notes.append(_OVER if within else _UNMET)
 
-    def say_what_is_known(self, tried: int, settled: bool, fits: bool, strayed: int) -> None:
+    def say_what_is_known(
+        self, tried: int, settled: bool, fits: bool, strayed: int, before: int
+    ) -> None:
         """What the measured peaks say of the plan that acts on a device.
 
         Args:
@@ -126,14 +129,17 @@ class Report:
             settled: whether it stays.
             fits: whether these iterations kept to the budget.
             strayed: the most bytes reserved by iterations that did not run by it.
+            before: the most bytes reserved by plans before it.
         """
-        doubts = (_UNSEEN, _LOOKING)
-        self.notes = [note for note in self.notes if not note.startswith((*doubts, _STRAYED))]
+        known = (_UNSEEN, _LOOKING, _STRAYED, _TRIED)
+        self.notes = [note for note in self.notes if not note.startswith(known)]
         if not settled:
             self.met = fits and tried > 0
             self.notes.append(_LOOKING if tried else _UNSEEN)
         if self.met:
             self.notes = [note for note in self.notes if note not in (_UNMET, _OVER)]
+        if before > self.budget_bytes:
+            self.notes.append(_TRIED + size(before))
         if strayed > self.budget_bytes:
             self.notes.append(_STRAYED + size(strayed))
 

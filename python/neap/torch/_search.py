@@ -64,6 +64,8 @@ class Search:
         """How often the plan was made anew for the present budget."""
         self._tried = 0
         """Iterations that ran by the present plan."""
+        self._before = 0
+        """The most bytes that were reserved by plans before it."""
         self._rounds = 0
         """How often it got more points at which the allocator gives memory back."""
         self._nearest: tuple[int, Schedule] | None = None
@@ -150,7 +152,7 @@ class Search:
         report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
         if reserved:
             fits, strayed = self._over(schedule) <= 0, self._enforcement.strayed_reserved
-            report.say_what_is_known(self._tried, self.settled, fits, strayed)
+            report.say_what_is_known(self._tried, self.settled, fits, strayed, self._before)
         if not self._tried and not self.settled:
             # What lies on the device between iterations says nothing of the plan.
             report.peak_allocated_bytes = report.peak_reserved_bytes = 0
@@ -281,6 +283,8 @@ class Search:
 
     def _measure(self, schedule: Schedule) -> None:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
+        if self._tried:
+            self._before = max(self._before, self._enforcement.peak_reserved())
         self._tried = 0
         self._missed &= self.settled
         if not schedule.trims:
