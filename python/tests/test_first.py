@@ -13,6 +13,7 @@ import torch
 from neap.torch._first import is_held
 from neap.torch._fit import Fit
 from neap.torch._report import Report
+from neap.torch._watch import Watch
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -117,6 +118,20 @@ def test_a_plan_that_was_given_stays() -> None:
     assert report.planned == 8 and report.unplanned == {}
     assert report.swapped_out > 0 and report.swapped_out % 8 == 0
     assert len([line for line in said if "stays" in line]) == 1
+
+
+def test_a_root_without_a_name_that_is_gone_is_not_found() -> None:
+    watch = Watch()
+    model = layers()
+    watch.name_root(model)
+    name = watch.name_of(model)
+    assert watch.module_of(name) is model
+    del model
+    gc.collect()
+    assert watch.module_of(name) is None
+    other = layers()
+    watch.name_root(other, "other")
+    assert watch.module_of(name) is None and watch.module_of("other") is other
 
 
 def test_what_is_held() -> None:

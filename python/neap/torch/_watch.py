@@ -195,7 +195,8 @@ class Watch:
     def module_of(self, path: str) -> torch.nn.Module | None:
         """The module of a path or name that is known."""
         if path and path == self._unnamed:
-            return self.roots[""]()
+            unnamed = self.roots.get("")
+            return None if unnamed is None else unnamed()
         for name, reference in self.roots.items():
             root = reference()
             if root is None or not f"{path}.".startswith(f"{name}." if name else ""):
