@@ -11,7 +11,7 @@ use neap::contract::check::check;
 use neap::device::{Latency, Profile, builtin, latency};
 use neap::job::json::sha256;
 use neap::job::{Graph, chakra};
-use neap::plan::live::{Arrival, Conditions, Live, Outcome};
+use neap::plan::live::{Arena, Arrival, Conditions, Live, Outcome};
 use neap::plan::together::{self, Job, Jobs, Memo, limits, ways};
 use neap::plan::{Method, PlanError, Share};
 use neap::sim::beside::{Shared, WHOLE, Work};
@@ -570,11 +570,12 @@ fn random_jobs_come_and_go() {
                 "seed {seed}"
             );
             assert!(
-                job.iterations[0].0 >= job.arenas[0].0,
+                job.iterations[0].0 >= job.arenas[0].at_ns,
                 "seed {seed}: it ran before it had memory"
             );
-            for (index, &(from, base, bytes)) in job.arenas.iter().enumerate() {
-                let until = job.arenas.get(index + 1).map_or(ended, |next| next.0);
+            for (index, &arena) in job.arenas.iter().enumerate() {
+                let Arena { at_ns: from, base_bytes: base, arena_bytes: bytes } = arena;
+                let until = job.arenas.get(index + 1).map_or(ended, |next| next.at_ns);
                 assert!(base + bytes <= budget, "seed {seed}: beyond the budget");
                 // It moves between iterations only.
                 assert!(

@@ -65,6 +65,12 @@ pub fn saturated(sum: u128) -> u64 {
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
+/// `whole * part / of`, rounded down; the greatest number where it is greater.
+#[must_use]
+pub fn scaled(whole: u64, part: u64, of: u64) -> u64 {
+    saturated(u128::from(whole) * u128::from(part) / u128::from(of.max(1)))
+}
+
 impl Bytes {
     /// Zero bytes.
     pub const ZERO: Self = Self(0);

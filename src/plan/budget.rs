@@ -142,6 +142,17 @@ pub enum PlanError {
     Defect(String),
 }
 
+/// Separates plans that can't be made from defects.
+///
+/// # Errors
+/// Only [`PlanError::Defect`].
+pub fn feasible<T>(made: Result<T, PlanError>) -> Result<Result<T, Box<Infeasible>>, PlanError> {
+    match made {
+        Err(PlanError::Infeasible(no)) => Ok(Err(no)),
+        made => made.map(Ok),
+    }
+}
+
 /// How often the target is tightened before giving up.
 const TIGHTENINGS: usize = 12;
 

@@ -30,6 +30,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use seat::{Part, Seat, moving};
+use serde::Serialize;
 
 use super::budget::{self, PlanError, Planned, Request};
 use super::share::Share;
@@ -83,12 +84,23 @@ pub struct Story {
     pub ended: Option<Nanos>,
     /// The reason for its first wait.
     pub waited_for: Option<String>,
-    /// Its sub-arenas: from which time on, address and size.
-    pub arenas: Vec<(Nanos, Bytes, Bytes)>,
+    /// Its sub-arenas, in order of time.
+    pub arenas: Vec<Arena>,
     /// Number of late copies.
     pub late: u64,
     /// The largest part of all jobs' swaps that any plan let it make beside others.
     pub swap_part: Share,
+}
+
+/// A sub-arena of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Arena {
+    /// The time from which the job has it.
+    pub at_ns: Nanos,
+    /// Its address.
+    pub base_bytes: Bytes,
+    /// Its size.
+    pub arena_bytes: Bytes,
 }
 
 /// The outcome of a simulation.
@@ -418,15 +430,14 @@ impl<'a> Live<'a> {
             budget: self.budget,
             recorded_options: BTreeMap::new(),
         };
-        let parts = match together::parts_with(&asked, &self.memo) {
+        let parts = match budget::feasible(together::parts_with(&asked, &self.memo))? {
             Ok(parts) => parts,
-            Err(PlanError::Infeasible(no)) => {
+            Err(no) => {
                 return Ok(Some(format!(
                     "{} of memory, {} of which were the least for it and those before it",
                     no.budget, no.lowest
                 )));
             }
-            Err(defect) => return Err(defect.into()),
         };
         self.enter(more);
         for (&index, part) in indices.iter().zip(limits::swap_parts(&parts)) {
@@ -572,11 +583,9 @@ impl<'a> Live<'a> {
                 if moves && let Some(next) = member.next.take() {
                     let graph = self.arrivals[member.arrival].job.graph;
                     wait = moving(graph, self.device, member.seat.as_ref(), &next);
-                    self.outcome.jobs[member.arrival].arenas.push((
-                        now,
-                        Bytes(next.base),
-                        Bytes(next.part.bytes),
-                    ));
+                    let (base_bytes, arena_bytes) = (Bytes(next.base), Bytes(next.part.bytes));
+                    let arena = Arena { at_ns: now, base_bytes, arena_bytes };
+                    self.outcome.jobs[member.arrival].arenas.push(arena);
                     member.seat = Some(next);
                 }
                 member.starts = Some(now + wait);

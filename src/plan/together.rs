@@ -28,9 +28,8 @@ use crate::contract::{Figures, JobPlan, Latency, Plan};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, saturated};
 pub use memo::Memo;
-use memo::Step;
 
 /// The number of steps from a job's unplanned need down to zero.
 const STEPS: u64 = 32;
@@ -191,7 +190,7 @@ fn by_peak(jobs: &Jobs<'_>, bytes: Bytes, memo: &Memo) -> Vec<Bytes> {
     let peak = |job| u128::from(memo.known(job, jobs.device).peak.0);
     let peaks: Vec<u128> = jobs.jobs.iter().map(peak).collect();
     let all = peaks.iter().sum::<u128>().max(1);
-    let part = |peak| u64::try_from(u128::from(bytes.0) * peak / all / 512 * 512).unwrap_or(0);
+    let part = |peak| saturated(u128::from(bytes.0) * peak / all / 512 * 512);
     peaks.into_iter().map(|peak| Bytes(part(peak))).collect()
 }
 
@@ -206,12 +205,8 @@ struct Rung<'a> {
     blocked: Option<Box<Infeasible>>,
 }
 
-/// What was found a step further down.
-struct Look {
-    next: Option<Arc<Planned>>,
-    /// Why targets were refused.
-    blocked: Option<Box<Infeasible>>,
-}
+/// The plan a step further down if there is one, and why a target was refused.
+type Look = (Option<Arc<Planned>>, Option<Box<Infeasible>>);
 
 impl Rung<'_> {
     fn arena(&self) -> u64 {
@@ -222,36 +217,32 @@ impl Rung<'_> {
     /// The plan is made with little effort if the planner allows that, and if that fails with full
     /// effort, unless hundreds of plans are made.
     fn look(&self, excess: u64, memo: &Memo) -> Result<Look, PlanError> {
-        let (method, sketch) = (&self.request.method, self.request.method.sketch());
+        let sketch = self.request.method.sketch();
+        let differs = sketch != self.request.method;
         let step = if excess > 8 * self.step { 2 * self.step } else { self.step };
         // A target that can't be met may be met a little lower, because placements differ.
         let arena = self.arena();
         let targets = (1..=3).map(|steps| arena.saturating_sub(steps * step) / 512 * 512);
         let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
-        let mut look = Look { next: None, blocked: None };
+        let mut blocked = None;
         for quick in [true, false] {
-            let left_out =
-                if quick { sketch == *method } else { memo.is_coarse() && sketch != *method };
-            if left_out {
+            if if quick { !differs } else { memo.is_coarse() && differs } {
                 continue;
             }
             for &target in &targets {
-                let made = if quick {
-                    let (budget, method) = (Bytes(target), sketch.clone());
-                    memo.once(&Request { budget, method, ..self.request.clone() })?
-                } else {
-                    self.plan(method, target, memo)?
+                let made = match quick {
+                    true => {
+                        memo.once(&Request { method: sketch.clone(), ..self.within(target) })?
+                    }
+                    false => memo.plan(&self.within(target))?,
                 };
                 match made {
-                    Ok(planned) => {
-                        look.next = Some(planned);
-                        return Ok(look);
-                    }
-                    Err(no) => look.blocked = Some(no),
+                    Ok(planned) => return Ok((Some(planned), blocked)),
+                    Err(no) => blocked = Some(no),
                 }
             }
         }
-        Ok(look)
+        Ok((None, blocked))
     }
 
     /// The plan of the present step with full effort, if the job has taken a step and that is no
@@ -260,17 +251,14 @@ impl Rung<'_> {
         if self.now.plan.jobs[0].events.is_empty() {
             return Ok(None);
         }
-        let proper = self.plan(&self.request.method, self.arena(), memo)?.ok();
+        let proper = memo.plan(&self.within(self.arena()))?.ok();
         let now = self.now.plan.figures.iteration_ns;
         Ok(proper.filter(|proper| proper.plan.figures.iteration_ns <= now))
     }
 
-    fn plan(&self, method: &Method, target: u64, memo: &Memo) -> Result<Step, PlanError> {
-        memo.plan(&Request {
-            budget: Bytes(target),
-            method: method.clone(),
-            ..self.request.clone()
-        })
+    /// The request for a plan within these bytes.
+    fn within(&self, target: u64) -> Request<'_> {
+        Request { budget: Bytes(target), ..self.request.clone() }
     }
 
     /// The plan with the smallest arena found for the job, if that is smaller than the present one.
@@ -362,9 +350,9 @@ impl<'a> Ladder<'a> {
                 self.memo.each(unknown.len(), |at| self.rungs[unknown[at]].look(excess, self.memo));
             for (index, look) in unknown.drain(..).zip(looks) {
                 let rung = &mut self.rungs[index];
-                let look = look?;
-                rung.next = look.next;
-                rung.blocked = look.blocked.or(rung.blocked.take());
+                let (next, blocked) = look?;
+                rung.next = next;
+                rung.blocked = blocked.or(rung.blocked.take());
             }
             let prices = self.rungs.iter().enumerate();
             let prices = prices.filter_map(|(index, rung)| Some((rung.price()?, index)));
@@ -428,7 +416,7 @@ impl<'a> Ladder<'a> {
         }
         let wider = self.memo.each(tried.len(), |at| {
             let rung = &self.rungs[tried[at]];
-            rung.plan(&rung.request.method, rung.arena() + left, self.memo)
+            self.memo.plan(&rung.within(rung.arena() + left))
         });
         for (index, wider) in tried.into_iter().zip(wider) {
             let Ok(wider) = wider? else { continue };
@@ -437,8 +425,8 @@ impl<'a> Ladder<'a> {
             let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
             let own = figures.unplanned_iteration_ns.0.max(1);
             // The gain, in billionths of the job's own time.
-            let gain =
-                u128::from(gained.0) * u128::from(rung.priority) * 1_000_000_000 / u128::from(own);
+            let gained = u128::from(gained.0) * u128::from(rung.priority);
+            let gain = gained * 1_000_000_000 / u128::from(own);
             if gain > best.as_ref().map_or(0, |b| b.0) {
                 best = Some((gain, index, wider));
             }
@@ -481,9 +469,8 @@ pub(super) fn joined(asked: &Jobs<'_>, parts: &[Arc<Planned>]) -> Plan {
     let mut figures = Figures::default();
     for part in parts {
         let own = &part.plan.figures;
-        jobs.extend(
-            part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)),
-        );
+        let moved = |job| moved(job, figures.arena_bytes, figures.pinned_bytes);
+        jobs.extend(part.plan.jobs.iter().map(moved));
         figures.peak_bytes += own.peak_bytes;
         figures.arena_bytes += own.arena_bytes;
         figures.pinned_bytes += own.pinned_bytes;
@@ -506,22 +493,16 @@ pub(super) fn joined(asked: &Jobs<'_>, parts: &[Arc<Planned>]) -> Plan {
 /// A job's plan with its sub-arena and its pinned slots moved behind those before it.
 fn moved(job: &JobPlan, arena: Bytes, pinned: Bytes) -> JobPlan {
     let mut job = job.clone();
-    for placement in &mut job.placements {
-        placement.offset += arena;
-    }
-    for slot in job.host_slots.values_mut() {
-        *slot += pinned;
-    }
+    job.placements.iter_mut().for_each(|placement| placement.offset += arena);
+    job.host_slots.values_mut().for_each(|slot| *slot += pinned);
     job
 }
 
 /// The sum of the jobs' unplanned peaks, of which a budget may be a share.
 #[must_use]
 pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
-    graphs
-        .iter()
-        .map(|graph| Liveness::of(graph).peak)
-        .fold(Bytes::ZERO, |sum, peak| Bytes(sum.0.saturating_add(peak.0)))
+    let peaks = graphs.iter().map(|graph| u128::from(Liveness::of(graph).peak.0));
+    Bytes(saturated(peaks.sum()))
 }
 
 /// How much longer all jobs take than without a plan, each alone.

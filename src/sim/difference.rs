@@ -4,7 +4,7 @@
 //! are searched for within the run's. After a difference the comparison continues where both agree
 //! again for a while, so that one extra block does not make all later requests differ.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use crate::requests::Request;
 use crate::units::Bytes;
@@ -42,14 +42,10 @@ impl Step {
     fn is_like(&self, other: &Self) -> bool {
         (self.allocates, self.bytes) == (other.allocates, other.bytes)
     }
-
-    fn equals(&self, other: &Self) -> bool {
-        self.is_like(other) && self.relation == other.relation
-    }
 }
 
 /// The result of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
     /// The index in the run at which the recording begins.
     pub begins: usize,
@@ -76,37 +72,20 @@ pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Compar
     let there = steps(recorded, at_start);
     let (begins, begins_exactly) = beginning(run, &recorded[..at_start], &there);
     let here = steps(run, begins);
-    let mut found = Comparison {
-        begins,
-        ends: begins,
-        begins_exactly,
-        agree: 0,
-        only_run: 0,
-        only_recorded: 0,
-        beyond: 0,
-        first: None,
-    };
+    let mut found = Comparison { begins, ends: begins, begins_exactly, ..Comparison::default() };
     let (mut i, mut j, mut failures) = (0, 0, 0);
     while i < here.len() && j < there.len() {
-        let same = if found.first.is_none() {
-            here[i].equals(&there[j])
-        } else {
-            here[i].is_like(&there[j])
-        };
-        if same {
+        let strictly = found.first.is_none();
+        if here[i].is_like(&there[j]) && (!strictly || here[i].relation == there[j].relation) {
             found.agree += 1;
             (i, j) = (i + 1, j + 1);
             continue;
         }
         found.first.get_or_insert((Some(here[i]), Some(there[j])));
         let most = if failures < FAILURES { SKIP } else { SHORT_SKIP };
-        let (skip_here, skip_there) = match together_again(&here[i..], &there[j..], most) {
-            Some(skipped) => skipped,
-            None => {
-                failures += 1;
-                (1, 1)
-            }
-        };
+        let skipped = together_again(&here[i..], &there[j..], most);
+        failures += usize::from(skipped.is_none());
+        let (skip_here, skip_there) = skipped.unwrap_or((1, 1));
         found.only_run += skip_here as u64;
         found.only_recorded += skip_there as u64;
         (i, j) = ((i + skip_here).min(here.len()), (j + skip_there).min(there.len()));
@@ -168,16 +147,26 @@ fn beginning(run: &[Request], living: &[Request], there: &[Step]) -> (usize, boo
         return (0, true);
     }
     let size = |bytes: Bytes| bytes.0.div_ceil(GRANULE);
-    let wanted = living.iter().fold(Mix::default(), |mix, request| match *request {
-        Request::Allocate { bytes, .. } => mix.with(size(bytes)),
-        _ => mix,
-    });
-    let mut mix = Mix::default();
+    // By how many blocks of each size the run has more than the recording had at its start.
+    let mut more: HashMap<u64, i64> = HashMap::new();
+    let mut count = |size: u64, by: i64| {
+        let now = more.get(&size).copied().unwrap_or(0) + by;
+        if now == 0 {
+            more.remove(&size)
+        } else {
+            more.insert(size, now)
+        };
+        more.is_empty()
+    };
+    for request in living {
+        if let Request::Allocate { bytes, .. } = *request {
+            count(size(bytes), -1);
+        }
+    }
     let mut sizes: HashMap<u32, u64> = HashMap::new();
-    let mut places = Vec::new();
-    let mut anywhere = VecDeque::new();
+    let (mut places, mut anywhere, mut equal) = (Vec::new(), Vec::new(), false);
     for (index, request) in run.iter().enumerate() {
-        if mix == wanted {
+        if equal {
             places.push(index);
         }
         match *request {
@@ -185,14 +174,14 @@ fn beginning(run: &[Request], living: &[Request], there: &[Step]) -> (usize, boo
                 if there.first().is_some_and(|t| t.allocates && t.bytes == bytes)
                     && anywhere.len() < PLACES
                 {
-                    anywhere.push_back(index);
+                    anywhere.push(index);
                 }
                 sizes.insert(id, size(bytes));
-                mix = mix.with(size(bytes));
+                equal = count(size(bytes), 1);
             }
             Request::Free { id } => {
                 if let Some(size) = sizes.remove(&id) {
-                    mix = mix.without(size);
+                    equal = count(size, -1);
                 }
             }
             Request::EmptyCache => {}
@@ -200,7 +189,7 @@ fn beginning(run: &[Request], living: &[Request], there: &[Step]) -> (usize, boo
     }
     let exactly = !places.is_empty();
     if !exactly {
-        places = anywhere.into();
+        places = anywhere;
     }
     let all = steps(run, 0);
     let longest = |&place: &usize| {
@@ -208,41 +197,7 @@ fn beginning(run: &[Request], living: &[Request], there: &[Step]) -> (usize, boo
         let pairs = all[from..].iter().zip(there).take(TRIED);
         (pairs.take_while(|(a, b)| a.is_like(b)).count(), std::cmp::Reverse(place))
     };
-    (places.iter().copied().max_by_key(|p| longest(p)).unwrap_or(0), exactly)
-}
-
-/// A hash of a multiset of sizes, as sums of the sizes' hashes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Mix {
-    blocks: u64,
-    granules: u64,
-    scattered: u64,
-}
-
-impl Mix {
-    /// Spreads a size over all bits (Steele, Lea and Flood's SplitMix64).
-    const fn scatter(size: u64) -> u64 {
-        let z = size.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    const fn with(self, size: u64) -> Self {
-        Self {
-            blocks: self.blocks + 1,
-            granules: self.granules.wrapping_add(size),
-            scattered: self.scattered.wrapping_add(Self::scatter(size)),
-        }
-    }
-
-    const fn without(self, size: u64) -> Self {
-        Self {
-            blocks: self.blocks - 1,
-            granules: self.granules.wrapping_sub(size),
-            scattered: self.scattered.wrapping_sub(Self::scatter(size)),
-        }
-    }
+    (places.into_iter().max_by_key(longest).unwrap_or(0), exactly)
 }
 
 #[cfg(test)]

@@ -85,17 +85,12 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
     /// The stretch for which this job needs the window and does not hold it. `None` if anything
     /// other than a busy link also keeps the job from going on.
     pub fn wants_window(&self, now: Nanos) -> Option<usize> {
-        if self.program.stretches.count() == 0 {
+        let stretches = &self.program.stretches;
+        if stretches.count() == 0 {
             return None;
         }
-        let copy = self.copy_due(0, now).and_then(|copy| self.program.stretches.copy(copy));
-        let step = || {
-            let step = self.program.steps.get(self.step).filter(|_| self.running.is_none())?;
-            let stretch = self.program.stretches.step(self.step)?;
-            let ready = step.reads_copies.iter().all(|&c| self.copies[c].1 <= now)
-                && step.begins.iter().all(|&r| self.bytes_free(r, now));
-            ready.then_some(stretch)
-        };
+        let copy = self.copy_due(0, now).and_then(|copy| stretches.copy(copy));
+        let step = || stretches.step(self.step).filter(|_| self.step_due(now));
         copy.filter(|&k| self.lacks(Some(k))).or_else(step).filter(|&k| self.lacks(Some(k)))
     }
 
@@ -106,12 +101,9 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
 
     /// Lets go of the window if its stretch is over. Returns whether it did.
     pub fn let_go(&mut self, now: Nanos) -> bool {
-        let over = self
-            .held
-            .is_some_and(|k| self.program.stretches.lasts(k).iter().all(|&r| self.ended(r, now)));
-        if over {
-            self.held = None;
-        }
+        let lasts = self.held.map(|stretch| self.program.stretches.lasts(stretch));
+        let over = lasts.is_some_and(|lasts| lasts.iter().all(|&r| self.ended(r, now)));
+        self.held = self.held.filter(|_| !over);
         over
     }
 
@@ -179,6 +171,15 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         ready.then_some(copy)
     }
 
+    /// Whether its next step may start at `now` apart from the window.
+    fn step_due(&self, now: Nanos) -> bool {
+        let next = self.program.steps.get(self.step).filter(|_| self.running.is_none());
+        next.is_some_and(|step| {
+            step.reads_copies.iter().all(|&copy| self.copies[copy].1 <= now)
+                && step.begins.iter().all(|&r| self.bytes_free(r, now))
+        })
+    }
+
     /// Starts the copy that is ready.
     pub fn start_copy(&mut self, direction: usize, now: Nanos) {
         let queue = &mut self.queues[direction];
@@ -196,16 +197,10 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
 
     /// Starts the next step if it may start. Returns whether it did.
     pub fn start_step(&mut self, now: Nanos, speed: u64) -> bool {
-        let Some(step) = self.program.steps.get(self.step).filter(|_| self.running.is_none())
-        else {
-            return false;
-        };
-        if step.reads_copies.iter().any(|&copy| self.copies[copy].1 > now)
-            || !step.begins.iter().all(|&r| self.bytes_free(r, now))
-            || self.lacks(self.program.stretches.step(self.step))
-        {
+        if !self.step_due(now) || self.lacks(self.program.stretches.step(self.step)) {
             return false;
         }
+        let step = &self.program.steps[self.step];
         let waited = now - self.ready_since;
         if waited > Nanos::ZERO {
             let arrived = step.reads_copies.iter().any(|&c| self.copies[c].1 == now);

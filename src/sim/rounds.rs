@@ -80,9 +80,9 @@ pub fn memory(programs: &[&Program], runs: &[Vec<(Nanos, Run)>]) -> Vec<(Nanos, 
     for (program, runs) in programs.iter().zip(runs) {
         let mut level = 0;
         for (start, run) in runs {
-            for (at, bytes) in
-                engine::memory(program, run).into_iter().filter(|point| point.0 < run.iteration)
-            {
+            let mut points = engine::memory(program, run);
+            points.retain(|point| point.0 < run.iteration);
+            for (at, bytes) in points {
                 changes.push((*start + at, i128::from(bytes.0) - level));
                 level = i128::from(bytes.0);
             }
@@ -114,11 +114,8 @@ pub fn overlaps(carried: &[Carried]) -> usize {
             carried.iter().filter(|c| c.direction == direction).map(|c| (c.start, c.end)).collect();
         copies.sort_unstable();
         for (index, copy) in copies.iter().enumerate() {
-            found += copies[index + 1..]
-                .iter()
-                .take_while(|next| next.0 < copy.1)
-                .filter(|next| next.0 < next.1)
-                .count();
+            let meet = copies[index + 1..].iter().take_while(|next| next.0 < copy.1);
+            found += meet.filter(|next| next.0 < next.1).count();
         }
     }
     found

@@ -74,8 +74,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             Outputs::new(&inputs, &[output.as_deref()])?;
             let base = base(&target, device.as_deref())?;
             let measured = measure::measure(&target, &base, name, *quick)?;
-            let mut ending = Ending::default();
-            ending.then(|| output::report(&Measured::of(&measured), as_json));
+            let mut ending = Ending::reporting(&Measured::of(&measured), as_json);
             if let Some(path) = output {
                 ending.then(|| {
                     profile::write(path, &measured.profile)?;

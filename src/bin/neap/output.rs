@@ -54,6 +54,20 @@ impl Answer {
 pub struct Ending(Option<anyhow::Error>);
 
 impl Ending {
+    /// Begins with the report.
+    pub fn reporting(figures: &(impl Serialize + Display), as_json: bool) -> Self {
+        let mut ending = Self::default();
+        ending.then(|| report(figures, as_json));
+        ending
+    }
+
+    /// Writes a file, if it is asked for.
+    pub fn file(&mut self, path: Option<&Path>, write: impl FnOnce(&Path) -> anyhow::Result<()>) {
+        if let Some(path) = path {
+            self.then(|| write(path));
+        }
+    }
+
     /// Runs a step.
     pub fn then(&mut self, step: impl FnOnce() -> anyhow::Result<()>) {
         match (step(), &self.0) {
@@ -157,6 +171,25 @@ pub fn written(path: &Path) {
 /// When it can't be written.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     neap::files::write(path, |out| out.write_all(text.as_bytes()))?;
+    written(path);
+    Ok(())
+}
+
+/// Writes a table with these columns, whole or not at all, and prints that it was written.
+///
+/// # Errors
+/// When it can't be written.
+pub fn csv<R: IntoIterator<Item: AsRef<[u8]>>>(
+    path: &Path,
+    heads: impl IntoIterator<Item: AsRef<[u8]>>,
+    rows: impl IntoIterator<Item = R>,
+) -> anyhow::Result<()> {
+    neap::files::write(path, |out| {
+        let mut table = csv::Writer::from_writer(out);
+        table.write_record(heads)?;
+        rows.into_iter().try_for_each(|row| table.write_record(row))?;
+        table.flush()
+    })?;
     written(path);
     Ok(())
 }

@@ -118,8 +118,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 }
 
 fn finish(flags: &Flags, rows: &[Row], device: &str, as_json: bool) -> anyhow::Result<Answer> {
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&Report::of(rows, device), as_json));
+    let mut ending = Ending::reporting(&Report::of(rows, device), as_json);
     if let Some(path) = &flags.output {
         ending.then(|| {
             LatencyTable::write(path, rows)?;

@@ -113,8 +113,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         times.median,
         times.worst
     ));
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&Report::of(&scores, &options), as_json));
+    let mut ending = Ending::reporting(&Report::of(&scores, &options), as_json);
     if let Some(path) = &flags.csv {
         ending.then(|| {
             neap::files::write(path, |out| csv(&scores, out))?;

@@ -4,7 +4,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use clap::builder::PossibleValuesParser;
 use neap::device::profile::{self, Profile};
 use neap::report::curve::Line;
 use neap::report::distribution;
@@ -14,16 +13,21 @@ use neap::sim::share::engine::{self, Keep};
 use neap::sim::share::jobs::{self, Job};
 use neap::sim::share::lanes::Mode;
 use neap::sim::share::latency::{Latency, latencies};
-use neap::sim::share::mechanism::{self, Settings};
+use neap::sim::share::mechanism::{self, Mechanism, Settings};
 use neap::sim::share::memory::Memory;
 use neap::sim::share::policy::{self, Policy};
-use neap::sim::share::result::{Figures, Outcome, Verdict};
-use neap::units::{Bytes, Nanos};
+use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
+use neap::units::{Bytes, Nanos, saturated};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::output::{self, Answer, Ending, note};
 use crate::settings::Outputs;
-use crate::settings::values::seconds;
+use crate::settings::values::{named, policy, seconds};
+
+/// The rules for lanes by name.
+const MODES: [(&str, Mode); 3] =
+    [("paper", Mode::Paper), ("as-released", Mode::AsReleased), ("neap", Mode::Neap)];
 
 /// Simulate many jobs on one device.
 ///
@@ -50,18 +54,17 @@ pub struct Flags {
     #[arg(long, value_name = "SIZE")]
     memory_bytes: Option<Bytes>,
     /// The policies that decide which job goes first; several are simulated one after the other.
-    #[arg(long, value_delimiter = ',', default_values = policy::names(),
-          value_parser = PossibleValuesParser::new(policy::names()))]
-    policies: Vec<String>,
+    #[arg(long, value_delimiter = ',', default_values = policy::names(), value_parser = policy())]
+    policies: Vec<&'static Policy>,
     /// The mechanisms by which jobs share the device; several are simulated one after the other.
     #[arg(long, value_delimiter = ',', default_value = "lanes",
-          value_parser = ["exclusive", "static", "mps", "mps-oc", "checkpoint", "lanes"])]
-    mechanism: Vec<String>,
+          value_parser = named(&mechanism::NAMES))]
+    mechanism: Vec<(&'static str, Mechanism)>,
     /// The rules for lanes: of Salus's paper, with the gaps of its algorithm closed (srtf and fair
     /// decide in each of several lanes); of its released code, as the scripts of the published runs
     /// set it up; or neap's own (srtf and fair have one lane).
-    #[arg(long, default_value = "neap", value_parser = ["paper", "as-released", "neap"])]
-    mode: String,
+    #[arg(long, default_value = "neap", value_parser = named(&MODES))]
+    mode: (&'static str, Mode),
     /// The memory of a process's context (static, mps, mps-oc).
     #[arg(long, value_name = "SIZE", default_value = "300MiB")]
     context: Bytes,
@@ -103,7 +106,9 @@ pub struct Flags {
 
 /// A simulation of one policy under one mechanism.
 struct Run {
-    policy: &'static Policy,
+    /// The policy, and the mechanism if there are several.
+    name: String,
+    policy: &'static str,
     mechanism: &'static str,
     settings: Settings,
     outcome: Outcome,
@@ -111,19 +116,8 @@ struct Run {
     latencies: Vec<Latency>,
 }
 
-impl Run {
-    fn name(&self, several: bool) -> String {
-        if several {
-            format!("{}, {}", self.policy.name, self.mechanism)
-        } else {
-            self.policy.name.to_owned()
-        }
-    }
-}
-
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    let several = flags.mechanism.len() > 1;
-    let plots = plots(flags, several);
+    let plots = plots(flags);
     let mut inputs = vec![flags.jobs.as_path(), Path::new(&flags.device)];
     inputs.extend(flags.memory.as_deref());
     let mut outputs = vec![flags.csv.as_deref(), flags.plot.as_deref()];
@@ -138,61 +132,47 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let memory = flags.memory.as_deref().map(Memory::read).transpose()?.unwrap_or_default();
     let trace = jobs::read(&flags.jobs, &memory, flags.margin)?;
+    let file = flags.jobs.display();
     if !trace.sorted {
         note(&format!(
-            "note: {}: the rows are not in order of submission; they are taken in that order",
-            flags.jobs.display()
+            "note: {file}: the rows are not in order of submission; they are taken in that order"
         ));
     }
     outputs.apart_from_what_was_read()?;
-    let all = &trace.jobs;
-    let explained = match &flags.explain {
-        None => None,
-        Some(name) => {
-            let at = all.iter().position(|j| *j.name == **name);
-            Some(at.with_context(|| {
-                format!(
-                    "--explain: {} has no job `{name}`; give a name from its column `job`",
-                    flags.jobs.display()
-                )
-            })?)
-        }
+    let jobs = &trace.jobs;
+    let place = |name: &String| {
+        let at = jobs.iter().position(|j| *j.name == **name);
+        at.with_context(|| {
+            format!("--explain: {file} has no job `{name}`; give a name from its column `job`")
+        })
     };
-    let runs = simulate(flags, all, &device, capacity, explained)?;
-    let never = runs
-        .iter()
-        .flat_map(|r| &r.outcome.jobs)
-        .any(|j| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew))
-        || runs.iter().any(|r| r.outcome.harm.is_some());
+    let explained = flags.explain.as_ref().map(place).transpose()?;
+    let runs = simulate(flags, jobs, &device, capacity, explained);
+    let never = |run: &Run| {
+        let never = |j: &JobResult| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew);
+        run.outcome.jobs.iter().any(never) || run.outcome.harm.is_some()
+    };
     let report = Report {
-        jobs: all.len(),
+        jobs: jobs.len(),
         capacity_bytes: capacity,
-        policies: runs.iter().map(|run| PolicyReport::of(run, all, explained)).collect(),
-        text: text(&runs, all, explained, several),
+        policies: runs.iter().map(|run| PolicyReport::of(run, jobs, explained)).collect(),
+        text: text(&runs, jobs, explained),
     };
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&report, as_json));
-    if let Some(path) = &flags.csv {
-        ending.then(|| {
-            neap::files::write(path, |out| rows(&runs, all, out))?;
-            output::written(path);
-            Ok(())
-        });
-    }
-    if let Some(path) = &flags.plot {
-        ending.then(|| draw(path, &plots, &runs, all, several));
-    }
-    ending.with(Answer::yes_if(!never))
+    let mut ending = Ending::reporting(&report, as_json);
+    ending.file(flags.csv.as_deref(), |path| rows(path, &runs, jobs));
+    ending.file(flags.plot.as_deref(), |path| draw(path, &plots, &runs, jobs));
+    ending.with(Answer::yes_if(!runs.iter().any(never)))
 }
 
-/// The files that `--plot` writes: one for each mechanism and policy.
-fn plots(flags: &Flags, several: bool) -> Vec<PathBuf> {
+/// The files that `--plot` writes, FILE.POLICY.svg for FILE.svg: one for each mechanism and policy.
+fn plots(flags: &Flags) -> Vec<PathBuf> {
     let Some(plot) = &flags.plot else { return Vec::new() };
-    flags
-        .mechanism
-        .iter()
-        .flat_map(|m| flags.policies.iter().map(move |p| beside(plot, p, m, several)))
-        .collect()
+    let of = |mechanism: &str, policy: &Policy| match flags.mechanism.len() {
+        1 => plot.with_extension(format!("{}.svg", policy.name)),
+        _ => plot.with_extension(format!("{mechanism}.{}.svg", policy.name)),
+    };
+    let all = flags.mechanism.iter().flat_map(|m| flags.policies.iter().map(|p| of(m.0, p)));
+    all.collect()
 }
 
 /// Simulates each policy under each mechanism that the flags name.
@@ -202,76 +182,64 @@ fn simulate(
     device: &Profile,
     capacity: Bytes,
     explained: Option<usize>,
-) -> anyhow::Result<Vec<Run>> {
-    let mode = match flags.mode.as_str() {
-        "paper" => Mode::Paper,
-        "as-released" => Mode::AsReleased,
-        _ => Mode::Neap,
-    };
+) -> Vec<Run> {
     let keep = Keep {
         moments: flags.plot.is_some(),
         reasons: explained.map(|e| e as u32),
         proof: flags.check,
     };
     let mut runs = Vec::new();
-    for wanted in &flags.mechanism {
-        let Some((name, mechanism)) = mechanism::NAMES.iter().find(|n| n.0 == wanted) else {
-            bail!("--mechanism: there is no `{wanted}`")
-        };
+    for &(name, mechanism) in &flags.mechanism {
         let settings = Settings {
             capacity,
             h2d: device.link.h2d,
             d2h: device.link.d2h,
             memory_bandwidth: device.memory_bandwidth,
-            mechanism: *mechanism,
-            mode,
+            mechanism,
+            mode: flags.mode.1,
             context: flags.context,
             partitions: flags.partitions,
             overcommit: flags.overcommit,
             turn: flags.turn,
             patience: flags.patience,
         };
-        for wanted in &flags.policies {
-            let Some(policy) = policy::find(wanted) else {
-                bail!("--policies: there is no `{wanted}`")
-            };
+        for policy in &flags.policies {
             let outcome = engine::simulate(jobs, policy, &settings, keep);
-            let figures = outcome.figures(jobs);
-            let latencies = latencies(jobs, &outcome.jobs, *mechanism);
-            runs.push(Run { policy, mechanism: name, settings, outcome, figures, latencies });
+            runs.push(Run {
+                name: match flags.mechanism.len() {
+                    1 => policy.name.to_owned(),
+                    _ => format!("{}, {name}", policy.name),
+                },
+                policy: policy.name,
+                mechanism: name,
+                settings,
+                figures: outcome.figures(jobs),
+                latencies: latencies(jobs, &outcome.jobs, mechanism),
+                outcome,
+            });
         }
     }
-    Ok(runs)
-}
-
-/// FILE.POLICY.svg for FILE.svg.
-fn beside(plot: &Path, policy: &str, mechanism: &str, several: bool) -> PathBuf {
-    if several {
-        plot.with_extension(format!("{mechanism}.{policy}.svg"))
-    } else {
-        plot.with_extension(format!("{policy}.svg"))
-    }
+    runs
 }
 
 fn s(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-fn minutes(nanos: u64) -> String {
-    format!("{:.1}", nanos as f64 / 6e10)
-}
-
-fn text(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> String {
+fn text(runs: &[Run], jobs: &[Job], explained: Option<usize>) -> String {
     let long = runs.iter().any(|r| r.figures.makespan > 600_000_000_000);
-    let time = |n: u64| if long { minutes(n) } else { format!("{:.2}", s(n)) };
+    let time = |n: u64| match long {
+        true => format!("{:.1}", n as f64 / 6e10),
+        false => format!("{:.2}", s(n)),
+    };
     let mut table = Table::headed(
         "<policy|makespan|queuing|completion|95 %|busy|fairness|switches|moved|packed|done",
     );
-    let bytes = |b: u128| Bytes(u64::try_from(b).unwrap_or(u64::MAX)).to_string();
+    let bytes = |b: u128| Bytes(saturated(b)).to_string();
     for run in runs {
         let f = &run.figures;
         table.row([
-            run.name(several),
+            run.name.clone(),
             time(f.makespan),
             time(f.queuing),
             time(f.completion),
@@ -286,61 +254,50 @@ fn text(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
     }
     let mut text = format!("times in {}\n{table}", if long { "minutes" } else { "seconds" });
     for run in runs {
-        let odd: Vec<_> =
-            run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict != Verdict::Done).collect();
-        for (result, job) in odd.iter().take(10) {
-            text += &format!("{}: {}: {}\n", run.name(several), job.name, result.verdict.word());
-        }
-        if odd.len() > 10 {
-            text += &format!("{}: and {} more\n", run.name(several), odd.len() - 10);
-        }
-        let o = &run.outcome;
-        if o.grew > 0 {
-            text += &format!(
-                "{}: {} jobs outgrew what they were admitted with, {} of them had to leave and wait\n",
-                run.name(several),
-                o.grew,
-                o.outgrown
-            );
-        }
-        match &o.harm {
-            Some((at, why)) => {
-                text += &format!("{}: not safe at {:.3} s: {why}\n", run.name(several), s(at.0))
-            }
-            None if o.proved > 0 => {
-                text +=
-                    &format!("{}: {} changes of memory proved safe\n", run.name(several), o.proved)
-            }
-            None => {}
-        }
-        if let Some((mean, p99)) = worst(&run.latencies) {
-            let devices = devices(run, jobs).map_or("none".to_owned(), |d| d.to_string());
-            text += &format!(
-                "{}: inference: requests take {mean} in the mean, {p99} at 99 %; devices for all at once: {devices}\n",
-                run.name(several)
-            );
-        }
+        remarks(run, jobs).iter().for_each(|it| text += &format!("{}: {it}\n", run.name));
     }
-    if let Some(job) = explained {
-        for run in runs {
-            let result = &run.outcome.jobs[job];
-            text += &format!(
-                "\n{} under {}: {} at {:.1} s\n",
-                jobs[job].name,
-                run.name(several),
-                result.verdict.word(),
-                s(result.end.0)
-            );
-            for (at, why) in run.outcome.reasons.iter().take(40) {
-                text += &format!("{:>12.1} s  {why}\n", s(at.0));
-            }
-            if run.outcome.reasons.len() > 40 {
-                text +=
-                    &format!("              and {} more changes\n", run.outcome.reasons.len() - 40);
-            }
+    for (job, run) in runs.iter().filter_map(|run| Some((explained?, run))) {
+        let result = &run.outcome.jobs[job];
+        let (name, word, end) = (&jobs[job].name, result.verdict.word(), s(result.end.0));
+        text += &format!("\n{name} under {}: {word} at {end:.1} s\n", run.name);
+        for (at, why) in run.outcome.reasons.iter().take(40) {
+            text += &format!("{:>12.1} s  {why}\n", s(at.0));
+        }
+        if run.outcome.reasons.len() > 40 {
+            text += &format!("              and {} more changes\n", run.outcome.reasons.len() - 40);
         }
     }
     text
+}
+
+/// What else is to be said of a run: jobs that are not done, growth, proof, inference.
+fn remarks(run: &Run, jobs: &[Job]) -> Vec<String> {
+    let o = &run.outcome;
+    let odd = o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict != Verdict::Done);
+    let odd = odd.map(|(r, job)| format!("{}: {}", job.name, r.verdict.word()));
+    let mut all: Vec<String> = odd.collect();
+    if let Some(more) = all.len().checked_sub(10).filter(|more| *more > 0) {
+        all.truncate(10);
+        all.push(format!("and {more} more"));
+    }
+    if o.grew > 0 {
+        all.push(format!(
+            "{} jobs outgrew what they were admitted with, {} of them had to leave and wait",
+            o.grew, o.outgrown
+        ));
+    }
+    match &o.harm {
+        Some((at, why)) => all.push(format!("not safe at {:.3} s: {why}", s(at.0))),
+        None if o.proved > 0 => all.push(format!("{} changes of memory proved safe", o.proved)),
+        None => {}
+    }
+    if let Some((mean, p99)) = worst(&run.latencies) {
+        let devices = devices(run, jobs).map_or("none".to_owned(), |d| d.to_string());
+        all.push(format!(
+            "inference: requests take {mean} in the mean, {p99} at 99 %; devices for all at once: {devices}"
+        ));
+    }
+    all
 }
 
 /// The mean over all requests, and the highest 99th percentile of a job.
@@ -350,6 +307,7 @@ fn worst(all: &[Latency]) -> Option<(Nanos, Nanos)> {
     Some((Nanos(u64::try_from(sum.checked_div(requests)?).ok()?), all.iter().map(|l| l.p99).max()?))
 }
 
+/// The number of devices that hold all inference jobs at once.
 fn devices(run: &Run, jobs: &[Job]) -> Option<usize> {
     run.settings.devices(jobs.iter().filter(|j| j.rate.is_some()))
 }
@@ -393,55 +351,15 @@ struct PolicyReport<'a> {
     never_fits: Vec<&'a str>,
     outgrew_the_device: Vec<&'a str>,
     nothing_to_do: Vec<&'a str>,
+    /// The result of `--check`: `proved_changes` and `harm`.
     #[serde(flatten)]
-    proof: Option<ProofReport<'a>>,
+    proof: Option<Value>,
+    /// Latencies of requests to inference jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    inference: Option<InferenceReport<'a>>,
+    inference: Option<Value>,
+    /// What the job of `--explain` waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    explained: Option<ExplainedReport<'a>>,
-}
-
-/// The result of `--check`.
-#[derive(Serialize)]
-struct ProofReport<'a> {
-    proved_changes: u64,
-    harm: Option<HarmReport<'a>>,
-}
-
-#[derive(Serialize)]
-struct HarmReport<'a> {
-    at_s: f64,
-    why: &'a str,
-}
-
-/// Latencies of requests to inference jobs.
-#[derive(Serialize)]
-struct InferenceReport<'a> {
-    mean_s: f64,
-    worst_p99_s: f64,
-    /// The number of devices that hold all inference jobs at once.
-    devices: Option<usize>,
-    jobs: Vec<RequestsReport<'a>>,
-}
-
-#[derive(Serialize)]
-struct RequestsReport<'a> {
-    job: &'a str,
-    requests: usize,
-    mean_s: f64,
-    p99_s: f64,
-}
-
-#[derive(Serialize)]
-struct ExplainedReport<'a> {
-    job: &'a str,
-    why: Vec<ReasonReport<'a>>,
-}
-
-#[derive(Serialize)]
-struct ReasonReport<'a> {
-    at_s: f64,
-    what: &'a str,
+    explained: Option<Value>,
 }
 
 impl<'a> PolicyReport<'a> {
@@ -451,19 +369,24 @@ impl<'a> PolicyReport<'a> {
             let all = o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == v);
             all.map(|(_, job)| &*job.name).collect()
         };
-        let proof = (o.proved > 0).then(|| ProofReport {
-            proved_changes: o.proved,
-            harm: o.harm.as_ref().map(|(at, why)| HarmReport { at_s: s(at.0), why }),
-        });
-        let requests = |l: &Latency| RequestsReport {
-            job: &jobs[l.job].name,
-            requests: l.requests,
-            mean_s: s(l.mean.0),
-            p99_s: s(l.p99.0),
+        let harm = |(at, why): &(Nanos, String)| json!({ "at_s": s(at.0), "why": why });
+        let requests = |l: &Latency| {
+            let (mean_s, p99_s) = (s(l.mean.0), s(l.p99.0));
+            let (job, requests) = (&jobs[l.job].name, l.requests);
+            json!({ "job": job, "requests": requests, "mean_s": mean_s, "p99_s": p99_s })
         };
-        let reason = |(at, what): &'a (Nanos, String)| ReasonReport { at_s: s(at.0), what };
+        let inference = |(mean, p99): (Nanos, Nanos)| {
+            json!({
+                "mean_s": s(mean.0),
+                "worst_p99_s": s(p99.0),
+                "devices": devices(run, jobs),
+                "jobs": run.latencies.iter().map(requests).collect::<Value>(),
+            })
+        };
+        let reason = |(at, what): &(Nanos, String)| json!({ "at_s": s(at.0), "what": what });
+        let why = || o.reasons.iter().map(reason).collect::<Value>();
         Self {
-            policy: run.policy.name,
+            policy: run.policy,
             mechanism: run.mechanism,
             makespan_s: s(f.makespan),
             mean_admission_s: s(f.admission),
@@ -473,8 +396,8 @@ impl<'a> PolicyReport<'a> {
             utilisation: f.utilisation,
             fairness: f.fairness,
             switches: o.switches,
-            moved_bytes: u64::try_from(o.moved).unwrap_or(u64::MAX),
-            packed_bytes: u64::try_from(o.packed).unwrap_or(u64::MAX),
+            moved_bytes: saturated(o.moved),
+            packed_bytes: saturated(o.packed),
             packs: o.packs,
             outgrew: o.grew,
             left_to_grow: o.outgrown,
@@ -483,25 +406,17 @@ impl<'a> PolicyReport<'a> {
             never_fits: ended(Verdict::NeverFits),
             outgrew_the_device: ended(Verdict::Outgrew),
             nothing_to_do: ended(Verdict::Empty),
-            proof,
-            inference: worst(&run.latencies).map(|(mean, p99)| InferenceReport {
-                mean_s: s(mean.0),
-                worst_p99_s: s(p99.0),
-                devices: devices(run, jobs),
-                jobs: run.latencies.iter().map(requests).collect(),
-            }),
-            explained: explained.map(|job| ExplainedReport {
-                job: &jobs[job].name,
-                why: o.reasons.iter().map(reason).collect(),
-            }),
+            proof: (o.proved > 0)
+                .then(|| json!({ "proved_changes": o.proved, "harm": o.harm.as_ref().map(harm) })),
+            inference: worst(&run.latencies).map(inference),
+            explained: explained.map(|job| json!({ "job": jobs[job].name, "why": why() })),
         }
     }
 }
 
-fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Result<()> {
-    let mut rows = csv::Writer::from_writer(out);
+fn rows<'r>(path: &Path, runs: &'r [Run], jobs: &[Job]) -> anyhow::Result<()> {
     let times = |t: Nanos| format!("{}.{:09}", t.0 / 1_000_000_000, t.0 % 1_000_000_000);
-    rows.write_record([
+    let heads = [
         "policy",
         "mechanism",
         "job",
@@ -513,52 +428,53 @@ fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Re
         "work_s",
         "served_s",
         "switches",
-    ])?;
-    for run in runs {
-        for (job, result) in jobs.iter().zip(&run.outcome.jobs) {
-            rows.write_record([
-                run.policy.name,
-                run.mechanism,
-                &job.name,
-                result.verdict.word(),
-                &times(job.submit),
-                &result.admitted.map(times).unwrap_or_default(),
-                &result.start.map(times).unwrap_or_default(),
-                &times(result.end),
-                &times(job.work),
-                &times(result.served),
-                &result.switches.to_string(),
-            ])?;
-        }
-    }
-    rows.flush()
+    ];
+    let row = |(run, (job, result)): (&Run, (&Job, &JobResult))| {
+        [
+            run.policy.to_owned(),
+            run.mechanism.to_owned(),
+            job.name.to_string(),
+            result.verdict.word().to_owned(),
+            times(job.submit),
+            result.admitted.map(times).unwrap_or_default(),
+            result.start.map(times).unwrap_or_default(),
+            times(result.end),
+            times(job.work),
+            times(result.served),
+            result.switches.to_string(),
+        ]
+    };
+    let of = |run: &'r Run| jobs.iter().zip(&run.outcome.jobs).map(move |both| (run, both));
+    output::csv(path, heads, runs.iter().flat_map(of).map(row))
 }
 
-fn draw(
-    path: &Path,
-    plots: &[PathBuf],
-    runs: &[Run],
-    jobs: &[Job],
-    several: bool,
-) -> anyhow::Result<()> {
-    let ends: Vec<(String, Vec<Nanos>)> = runs
-        .iter()
-        .map(|run| {
-            let done =
-                run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == Verdict::Done);
-            let mut times: Vec<Nanos> = done.map(|(r, j)| r.end.saturating_sub(j.submit)).collect();
-            times.sort_unstable();
-            (run.name(several), times)
-        })
-        .collect();
+/// What [`draw`] calls the layers of memory.
+const LAYER_NAMES: [&str; LAYERS] = [
+    "persistent",
+    "1st lane",
+    "2nd lane",
+    "3rd lane",
+    "4th lane",
+    "5th lane",
+    "6th lane",
+    "further lanes",
+];
+
+fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job]) -> anyhow::Result<()> {
+    let times = |run: &Run| {
+        let done = run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == Verdict::Done);
+        let mut times: Vec<Nanos> = done.map(|(r, j)| r.end.saturating_sub(j.submit)).collect();
+        times.sort_unstable();
+        times
+    };
+    let times: Vec<Vec<Nanos>> = runs.iter().map(times).collect();
     let series: Vec<(&str, &[Nanos])> =
-        ends.iter().map(|(name, times)| (name.as_str(), times.as_slice())).collect();
-    let drawn = distribution::svg(
-        &format!("{} jobs: time from submission to end", jobs.len()),
-        "time from submission to end",
-        &series,
+        runs.iter().zip(&times).map(|(run, times)| (&*run.name, &times[..])).collect();
+    let what = "time from submission to end";
+    output::write(
+        path,
+        &distribution::svg(&format!("{} jobs: {what}", jobs.len()), what, &series)?,
     )?;
-    output::write(path, &drawn)?;
     for (run, path) in runs.iter().zip(plots) {
         let end = run.outcome.moments.last().map_or(Nanos::ZERO, |m| m.at);
         let mut stack = Stack::new(end);
@@ -571,20 +487,9 @@ fn draw(
             }
             stack.add(Instant { time: moment.at, layers, reserved: layers.iter().sum() });
         }
-        let names = [
-            "persistent",
-            "1st lane",
-            "2nd lane",
-            "3rd lane",
-            "4th lane",
-            "5th lane",
-            "6th lane",
-            "further lanes",
-        ];
         let lines = [Line { name: "capacity", value: run.settings.capacity }];
-        let title = format!("{} jobs, policy {}, {}", jobs.len(), run.policy.name, run.mechanism);
-        let drawn = stack.svg(&title, &names, &lines, &[])?;
-        output::write(path, &drawn)?;
+        let title = format!("{} jobs, policy {}, {}", jobs.len(), run.policy, run.mechanism);
+        output::write(path, &stack.svg(&title, &LAYER_NAMES, &lines, &[])?)?;
     }
     Ok(())
 }

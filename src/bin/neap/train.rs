@@ -60,8 +60,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         fit: trained.fit,
         models: trained.predictor.models.iter().map(ModelReport::of).collect(),
     };
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&report, as_json));
+    let mut ending = Ending::reporting(&report, as_json);
     if let Some(path) = &flags.output {
         ending.then(|| {
             trained.predictor.write(path)?;

@@ -25,15 +25,16 @@ mod search;
 
 use std::collections::BTreeMap;
 
-use super::budget::{Infeasible, PlanError};
-use super::together::{self, Jobs, Memo, Together};
+use super::budget::{Infeasible, PlanError, feasible};
+use super::together::{self, Job, Jobs, Memo, Together};
 use crate::contract::{Plan, Window};
 use crate::device::roofline;
 use crate::job::liveness::Liveness;
 use crate::sim::beside::{Shared, Work};
 use crate::sim::engine::{self, Durations};
 use crate::sim::program::{Begin, Program};
-use crate::units::{Bytes, Nanos};
+use crate::sim::rounds::Under;
+use crate::units::{Bytes, Nanos, saturated};
 use search::Options;
 
 /// Iterations of every job in a simulation.
@@ -69,14 +70,13 @@ impl Overlapped {
 /// # Errors
 /// [`PlanError::Infeasible`] when no plan is found.
 pub fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
-    let (mut best, refused) = match together::make(jobs, memo) {
+    let (mut best, refused) = match feasible(together::make(jobs, memo))? {
         Ok(together) => {
             let times = beside(jobs, &together.plan)?;
             let held = vec![Nanos::ZERO; times.len()];
             (Some(Overlapped { together, apart: Some(times.clone()), beside: times, held }), None)
         }
-        Err(PlanError::Infeasible(no)) => (None, Some(no)),
-        Err(defect) => return Err(defect),
+        Err(no) => (None, Some(no)),
     };
     // If no job swaps or recomputes, sharing can gain nothing.
     if best.as_ref().is_some_and(|b| b.together.plan.jobs.iter().all(|job| job.events.is_empty())) {
@@ -138,11 +138,8 @@ fn cost(jobs: &Jobs<'_>, plan: &Plan, times: &[Nanos]) -> u128 {
 }
 
 fn programs(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Program>, PlanError> {
-    jobs.jobs
-        .iter()
-        .zip(&plan.jobs)
-        .map(|(job, planned)| Program::placed(job.graph, planned).map_err(defect))
-        .collect()
+    let both = jobs.jobs.iter().zip(&plan.jobs);
+    both.map(|(job, planned)| Program::placed(job.graph, planned).map_err(defect)).collect()
 }
 
 /// The mean iteration of each job while all run beside each other.
@@ -151,31 +148,27 @@ fn beside(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
     let programs = programs(jobs, plan)?;
     let durations: Vec<Durations> =
         programs.iter().map(|program| Durations::nominal(program, link)).collect();
-    let utilisation: Vec<u32> = jobs
-        .jobs
-        .iter()
-        .map(|job| roofline::utilisation(&job.graph.operators, job.latencies, jobs.device))
-        .collect();
-    let work = |job: usize| Work {
-        program: &programs[job],
-        durations: &durations[job],
-        utilisation: utilisation[job],
+    let work = |(at, job): (usize, &Job<'_>)| Work {
+        program: &programs[at],
+        durations: &durations[at],
+        utilisation: roofline::utilisation(&job.graph.operators, job.latencies, jobs.device),
     };
+    let works: Vec<Under<'_>> = jobs.jobs.iter().enumerate().map(work).collect();
     let mut device = Shared::new(link);
-    (0..programs.len()).for_each(|job| device.begin(job, work(job)));
+    works.iter().enumerate().for_each(|(job, work)| device.begin(job, *work));
     let mut times: Vec<Vec<u64>> = vec![Vec::new(); programs.len()];
     while times.iter().any(|t| t.len() < ROUNDS) {
         let Some((job, run)) = device.until(Nanos(u64::MAX)).map_err(defect)? else { break };
         times[job].push(run.iteration.0);
         if times[job].len() < MOST {
-            device.begin(job, work(job));
+            device.begin(job, works[job]);
         }
     }
     // The first iteration is left out: all jobs start it together, which is rare.
     let mean = |times: &Vec<u64>| {
         let counted = &times[times.len().min(1)..];
         let sum: u128 = counted.iter().map(|&t| u128::from(t)).sum();
-        Nanos(u64::try_from(sum / (counted.len() as u128).max(1)).unwrap_or(u64::MAX))
+        Nanos(saturated(sum / (counted.len() as u128).max(1)))
     };
     Ok(times.iter().map(mean).collect())
 }

@@ -1,5 +1,6 @@
 //! The choices of a job: its plans, and the ways to divide each into its own part and the window.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::place::Item;
 use crate::sim::engine;
 use crate::sim::program::Begin;
 use crate::together::Memo;
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, scaled};
 
 /// The number of arenas for which each job is planned, besides its smallest.
 const LEVELS: u64 = 8;
@@ -107,8 +108,8 @@ impl Choice {
 
     /// The load of some items from each instant on.
     fn loads(&self, of: impl Fn(usize) -> bool) -> Vec<u64> {
-        let (mut begins, mut ends) =
-            (vec![0u64; self.times.len() + 1], vec![0u64; self.times.len() + 1]);
+        let count = self.times.len();
+        let (mut begins, mut ends) = (vec![0u64; count + 1], vec![0u64; count + 1]);
         for (_, shape) in self.shapes.iter().enumerate().filter(|(i, _)| of(*i)) {
             for &(from, until) in &shape.item.spans {
                 begins[from as usize] += shape.item.bytes;
@@ -116,12 +117,11 @@ impl Choice {
             }
         }
         let mut level = 0;
-        (0..self.times.len())
-            .map(|t| {
-                level = level + begins[t] - ends[t];
-                level
-            })
-            .collect()
+        let mut next = |t: usize| {
+            level = level + begins[t] - ends[t];
+            level
+        };
+        (0..count).map(&mut next).collect()
     }
 
     /// The time from an instant to the next, in nanoseconds.
@@ -133,16 +133,11 @@ impl Choice {
     pub(super) fn offers(&self, pick: usize) -> Vec<Offer> {
         let most = |loads: Vec<u64>| loads.into_iter().max().unwrap_or(0);
         let (all, least) = (most(self.load.clone()), most(self.loads(|i| !self.shapes[i].passes)));
-        let part = |k: u64| {
-            least
-                + u64::try_from(u128::from(all - least) * u128::from(k) / u128::from(PARTS))
-                    .unwrap_or(0)
-        };
-        let none =
-            Offer { pick, shared: vec![false; self.shapes.len()], own: all, window: 0, held: 0 };
-        std::iter::once(none)
-            .chain((0..PARTS).rev().filter_map(|k| self.offer(pick, part(k))))
-            .collect()
+        let part = |k: u64| least + scaled(all - least, k, PARTS);
+        let shared = vec![false; self.shapes.len()];
+        let mut offers = vec![Offer { pick, shared, own: all, window: 0, held: 0 }];
+        offers.extend((0..PARTS).rev().filter_map(|k| self.offer(pick, part(k))));
+        offers
     }
 
     /// Divides the plan so that the load of its own part is at most `target`. The job holds the
@@ -156,11 +151,8 @@ impl Choice {
             for t in 0..count {
                 outside[t + 1] = outside[t] + usize::from(!inside[t]);
             }
-            let fits: Vec<bool> = self
-                .shapes
-                .iter()
-                .map(|s| s.passes && outside[s.span().0] == outside[s.span().1])
-                .collect();
+            let within = |s: &Shape| outside[s.span().0] == outside[s.span().1];
+            let fits: Vec<bool> = self.shapes.iter().map(|s| s.passes && within(s)).collect();
             let own = self.loads(|i| !fits[i]);
             let (at, load) = highest(&own);
             if load <= target {
@@ -168,20 +160,15 @@ impl Choice {
             }
             // The choice that costs the least additional time for the bytes above the target.
             let mut best: Option<(u128, u128, usize)> = None;
-            for (i, shape) in self
-                .shapes
-                .iter()
-                .enumerate()
-                .filter(|(i, s)| s.passes && !fits[*i] && s.item.bytes > 0)
-            {
+            for (i, shape) in self.shapes.iter().enumerate() {
                 let (from, until) = shape.span();
-                if !(from..until).contains(&at) {
+                let may = shape.passes && !fits[i] && shape.item.bytes > 0;
+                if !may || !(from..until).contains(&at) {
                     continue;
                 }
-                let longer: u64 =
-                    (from..until).filter(|&t| !inside[t]).map(|t| self.length(t)).sum();
-                let (longer, given) =
-                    (u128::from(longer), u128::from(shape.item.bytes.min(load - target)));
+                let outside = (from..until).filter(|&t| !inside[t]);
+                let longer = u128::from(outside.map(|t| self.length(t)).sum::<u64>());
+                let given = u128::from(shape.item.bytes.min(load - target));
                 if best.is_none_or(|(l, g, _)| longer * g < l * given) {
                     best = Some((longer, given, i));
                 }
@@ -193,18 +180,18 @@ impl Choice {
         // first.
         let mut order: Vec<usize> =
             (0..self.shapes.len()).filter(|&i| fits[i] && self.shapes[i].item.bytes > 0).collect();
-        order.sort_by_key(|&i| {
-            (self.shapes[i].life, std::cmp::Reverse(self.shapes[i].item.bytes), i)
-        });
+        order.sort_by_key(|&i| (self.shapes[i].life, Reverse(self.shapes[i].item.bytes), i));
         let (mut own, mut shared) = (self.load.clone(), vec![false; self.shapes.len()]);
         loop {
             let (at, load) = highest(&own);
             if load <= target {
                 break;
             }
-            let moves = order.iter().copied().find(|&i| {
-                !shared[i] && (self.shapes[i].span().0..self.shapes[i].span().1).contains(&at)
-            })?;
+            let lies = |&&i: &&usize| {
+                let (from, until) = self.shapes[i].span();
+                !shared[i] && (from..until).contains(&at)
+            };
+            let &moves = order.iter().find(lies)?;
             shared[moves] = true;
             let (from, until) = self.shapes[moves].span();
             own[from..until].iter_mut().for_each(|load| *load -= self.shapes[moves].item.bytes);
@@ -238,18 +225,11 @@ pub(super) fn choices(
     };
     let mut most = top;
     for level in (1..LEVELS).rev() {
-        let target = floor
-            + u64::try_from(
-                u128::from(top.saturating_sub(floor)) * u128::from(level) / u128::from(LEVELS),
-            )
-            .unwrap_or(0);
-        match memo.plan(&Request { budget: Bytes(target), ..request.clone() })? {
-            Ok(planned) => {
-                most = planned.plan.figures.arena_bytes.0;
-                add(planned);
-            }
-            Err(_) => break,
-        }
+        let budget = Bytes(floor + scaled(top.saturating_sub(floor), level, LEVELS));
+        let made = memo.plan(&Request { budget, ..request.clone() })?;
+        let Ok(planned) = made else { break };
+        most = planned.plan.figures.arena_bytes.0;
+        add(planned);
     }
     if least && let Ok(planned) = memo.least(request, Bytes(most))? {
         add(planned);

@@ -95,15 +95,9 @@ impl<'a> Options<'a> {
 
     /// The sizes of the window to try.
     fn sizes(&self) -> Vec<u64> {
-        let mut all: Vec<u64> = self
-            .offers
-            .iter()
-            .flatten()
-            .map(|offer| offer.window)
-            .filter(|&window| window > 0)
-            .collect();
-        all.sort_unstable();
-        all.dedup();
+        let windows = self.offers.iter().flatten().map(|offer| offer.window);
+        let all: BTreeSet<u64> = windows.filter(|&window| window > 0).collect();
+        let all: Vec<u64> = all.into_iter().collect();
         let count = all.len();
         (1..=SIZES.min(count)).map(|k| all[count * k / SIZES.min(count) - 1]).collect()
     }
@@ -116,11 +110,8 @@ impl<'a> Options<'a> {
 
     /// For every job the offer with the smallest own part.
     fn smallest(&self, size: u64) -> Division {
-        (0..self.of.len())
-            .map(|job| {
-                self.within(job, size).min_by_key(|&i| (self.offer(job, i).own, i)).unwrap_or(0)
-            })
-            .collect()
+        let least = |job| self.within(job, size).min_by_key(|&i| (self.offer(job, i).own, i));
+        (0..self.of.len()).map(|job| least(job).unwrap_or(0)).collect()
     }
 
     /// Starts with the fastest offers, and takes smaller ones where that costs least until they
@@ -162,10 +153,8 @@ impl<'a> Options<'a> {
     /// The bytes of a division by its loads. Its layout may be larger.
     fn bytes(&self, division: &Division) -> u64 {
         let offers = || division.iter().enumerate().map(|(job, &i)| self.offer(job, i));
-        offers()
-            .map(|o| o.own)
-            .fold(0, u64::saturating_add)
-            .saturating_add(offers().map(|o| o.window).max().unwrap_or(0))
+        let own = offers().map(|o| o.own).fold(0, u64::saturating_add);
+        own.saturating_add(offers().map(|o| o.window).max().unwrap_or(0))
     }
 
     /// The smallest arena.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::Job;
 use crate::budget::{self, Infeasible, PlanError, Planned, Request};
 use crate::contract::Latency;
-use crate::device::{Profile, roofline};
+use crate::device::{Link, Profile, roofline};
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
@@ -176,8 +176,7 @@ impl Memo {
         let mut request = request.clone();
         if self.coarse {
             let known = self.of_request(&request);
-            let above =
-                request.budget.0.saturating_sub(known.floor.0) / known.part() * known.part();
+            let above = request.budget.saturating_sub(known.floor).0 / known.part() * known.part();
             request.budget = request.budget.min(known.floor + Bytes(above));
         }
         request
@@ -257,20 +256,11 @@ impl Memo {
         effort: Effort,
         make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>,
     ) -> Result<Step, PlanError> {
-        let link = &request.device.link;
-        let seen = [
-            request.device.pinned_bytes.0,
-            link.h2d,
-            link.d2h,
-            link.h2d_contended,
-            link.d2h_contended,
-        ];
+        let Link { h2d, d2h, h2d_contended, d2h_contended, .. } = request.device.link;
+        let pinned = request.device.pinned_bytes.0;
+        let seen = [pinned, h2d, d2h, h2d_contended, d2h_contended];
         let (graph, method) = (self.of_request(request).number, self.method(&request.method));
         let key = (graph, method, effort, seen, request.budget.0);
-        self.made.get(key, || match make(request) {
-            Ok(planned) => Ok(Ok(Arc::new(planned))),
-            Err(PlanError::Infeasible(no)) => Ok(Err(no)),
-            Err(defect) => Err(defect),
-        })
+        self.made.get(key, || budget::feasible(make(request).map(Arc::new)))
     }
 }

@@ -17,7 +17,7 @@ use crate::device::Profile;
 use crate::method::Method;
 use crate::planner::Given;
 use crate::tensile;
-use crate::units::Bytes;
+use crate::units::{Bytes, scaled};
 
 /// How often TENSILE's target is lowered because the arenas are larger than it.
 const TIGHTENINGS: usize = 12;
@@ -75,9 +75,8 @@ fn each(jobs: &Jobs<'_>, memo: &Memo, within: &[Bytes]) -> Result<Made, PlanErro
             Ok(part) => parts.push(part),
             Err(mut no) => {
                 // The budget of which its part would be enough.
-                let whole = u128::from(no.lowest.0) * u128::from(jobs.budget.0)
-                    / u128::from(within[index].0.max(1));
-                no.lowest = Bytes(u64::try_from(whole).unwrap_or(u64::MAX)).max(no.lowest);
+                let whole = scaled(no.lowest.0, jobs.budget.0, within[index].0);
+                no.lowest = Bytes(whole).max(no.lowest);
                 no.blocked = format!("job {index} (`{}`): {}", job.graph.name, no.blocked);
                 (no.budget, no.floor) = (jobs.budget, floor(jobs, memo));
                 no.lowest = no.lowest.max(no.floor);

@@ -22,15 +22,15 @@
 use std::sync::Arc;
 
 use super::memo::Known;
-use super::{Jobs, Made, Memo, by_peak, parts, shares};
-use crate::budget::{Infeasible, PlanError, Planned};
+use super::{Job, Jobs, Made, Memo, by_peak, parts, shares};
+use crate::budget::{Infeasible, PlanError, Planned, feasible};
 use crate::device::{Link, Profile};
 use crate::method::{Method, SMALL};
 use crate::sim::beside::Work;
 use crate::sim::engine::Durations;
 use crate::sim::program::Program;
 use crate::sim::rounds::{self, Party, Round};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, saturated, scaled};
 use crate::{neap, tensile};
 
 /// A way to plan all jobs.
@@ -66,10 +66,9 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     let mut trial = Trial { jobs, ways: &ways, rounds, found: Vec::new(), why: None };
     // Equal jobs get equal parts. With few huge tensors, other parts may happen to be better.
     let even = by_peak(jobs, jobs.budget, memo);
-    let alike = jobs
-        .jobs
-        .windows(2)
-        .all(|pair| pair[0].file.1 == pair[1].file.1 && pair[0].priority == pair[1].priority);
+    let like_first =
+        |job: &Job<'_>| job.file.1 == jobs.jobs[0].file.1 && job.priority == jobs.jobs[0].priority;
+    let alike = jobs.jobs.iter().all(like_first);
     let large = jobs.jobs.iter().any(|job| job.graph.operators.len() > SMALL);
     let equal = several && alike && large && trial.plan(&[(0, Some((&even, false)))], memo)?;
     if !equal {
@@ -85,26 +84,26 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
         && let Some((_, base, parts)) = trial.found.last()
         && !(*base == 0 && untouched(parts))
     {
-        let (base, arenas) =
-            (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
+        let base = *base;
+        let arenas: Vec<Bytes> = parts.iter().map(|part| part.plan.figures.arena_bytes).collect();
+        let arenas = if equal { &even } else { &arenas };
         // Small graphs have tried the other planners already, and a failed placement takes long.
-        let others = (0..ways.len())
-            .filter(|&index| large && index != base && ways[index] != Way::Alone)
-            .map(|index| (index, Some((if equal { &even[..] } else { &arenas }, true))));
-        let evenly = (0..ways.len())
-            .filter(|&index| {
-                !equal && matches!(ways[index], Way::Link(..)) && (index == 0 || !large)
-            })
-            .map(|index| (index, Some((&even[..], index != 0 || memo.is_coarse()))));
-        trial.plan(&others.chain(evenly).collect::<Vec<_>>(), memo)?;
+        let others = |&index: &usize| large && index != base && ways[index] != Way::Alone;
+        let evenly = |&index: &usize| {
+            !equal && matches!(ways[index], Way::Link(..)) && (index == 0 || !large)
+        };
+        let all = 0..ways.len();
+        let mut asked: Vec<(usize, Within<'_>)> =
+            all.clone().filter(others).map(|index| (index, Some((&arenas[..], true)))).collect();
+        let quick = |index| index != 0 || memo.is_coarse();
+        asked.extend(all.filter(evenly).map(|index| (index, Some((&even[..], quick(index))))));
+        trial.plan(&asked, memo)?;
     }
     let Trial { rounds, mut found, why, .. } = trial;
     found.sort_by_key(|(cost, index, _)| (*cost, *index));
     if found.is_empty() {
-        return Err(why.map_or_else(
-            || PlanError::Defect("no way to plan".to_owned()),
-            PlanError::Infeasible,
-        ));
+        let none = || PlanError::Defect("no way to plan".to_owned());
+        return Err(why.map_or_else(none, PlanError::Infeasible));
     }
     let best = found.remove(0);
     if !several {
@@ -147,13 +146,10 @@ impl Trial<'_, '_> {
         });
         let first = self.found.len();
         for (&(index, arenas), made) in asked.iter().zip(planned) {
-            match made {
+            match feasible(made)? {
                 Ok(parts) => self.found.push((0, index, parts)),
                 // A failure with given arenas says nothing about the whole budget.
-                Err(PlanError::Infeasible(no)) => {
-                    self.why = self.why.take().or(arenas.is_none().then_some(no));
-                }
-                Err(defect) => return Err(defect),
+                Err(no) => self.why = self.why.take().or(arenas.is_none().then_some(no)),
             }
         }
         // With only one way there is nothing to compare, and no plan is faster than one without
@@ -164,20 +160,16 @@ impl Trial<'_, '_> {
             let parts = &self.found[at].2;
             let same =
                 |other: &usize| self.found[*other].2.iter().zip(parts).all(|(a, b)| alike(a, b));
-            (0..at).find(same)
+            (at, (0..at).find(same))
         };
-        let compared: Vec<(usize, Option<usize>)> =
-            (first..self.found.len()).filter(compared).map(|at| (at, twin(at))).collect();
-        let new: Vec<usize> =
-            compared.iter().filter(|(_, twin)| twin.is_none()).map(|(at, _)| *at).collect();
-        let costs = memo.each(new.len(), |at| self.rounds.cost(&self.found[new[at]].2));
-        for (at, cost) in new.into_iter().zip(costs) {
+        let compared = (first..self.found.len()).filter(compared).map(twin);
+        let (new, known): (Vec<_>, Vec<_>) = compared.partition(|(_, twin)| twin.is_none());
+        let costs = memo.each(new.len(), |at| self.rounds.cost(&self.found[new[at].0].2));
+        for ((at, _), cost) in new.into_iter().zip(costs) {
             self.found[at].0 = cost?;
         }
-        for (at, twin) in compared {
-            if let Some(twin) = twin {
-                self.found[at].0 = self.found[twin].0;
-            }
+        for (at, twin) in known {
+            self.found[at].0 = twin.map_or(0, |twin| self.found[twin].0);
         }
         Ok(self.found.len() > first)
     }
@@ -200,16 +192,14 @@ const MANY: usize = 48;
 pub(crate) const FEW: usize = 8;
 
 /// The ways to plan these jobs, at least one.
-fn ways(jobs: &Jobs<'_>, known: &[Known], memo: &Memo) -> Vec<Way> {
+fn ways<'j, 'a>(jobs: &'j Jobs<'a>, known: &[Known], memo: &Memo) -> Vec<Way> {
     let mut ways = Vec::new();
     let alone = || vec![Way::Alone];
-    let options: Vec<&neap::Options> = jobs
-        .jobs
-        .iter()
-        .filter_map(
-            |job| if let Method::Neap(options) = &job.method { Some(options) } else { None },
-        )
-        .collect();
+    let neap = |job: &'j Job<'a>| match &job.method {
+        Method::Neap(options) => Some(options),
+        _ => None,
+    };
+    let options: Vec<&neap::Options> = jobs.jobs.iter().filter_map(neap).collect();
     // A switch counts only if all jobs have it on.
     let [first, ..] = options[..] else { return alone() };
     let most = if memo.is_coarse() { FEW } else { MANY };
@@ -252,11 +242,8 @@ fn link_parts(jobs: &Jobs<'_>, known: &[Known], percent: u64, memo: &Memo) -> Ve
     let wanted: u64 = known.iter().map(|job| u64::from(job.utilisation)).sum();
     let priorities: u128 = jobs.jobs.iter().map(|job| u128::from(job.priority.max(1))).sum();
     let slowed = u128::from(wanted.max(FULL)) * u128::from(percent);
-    let part = |priority: u64| {
-        u64::try_from(slowed * u128::from(priority.max(1)) / (100 * priorities.max(1)))
-            .unwrap_or(FULL)
-    };
-    jobs.jobs.iter().map(|job| memo.rate(part(job.priority).clamp(1, FULL))).collect()
+    let part = |priority| saturated(slowed * u128::from(priority) / (100 * priorities.max(1)));
+    jobs.jobs.iter().map(|job| memo.rate(part(job.priority.max(1)).clamp(1, FULL))).collect()
 }
 
 /// Plans all jobs in one way, with the figures of the real device. With `arenas` each job is
@@ -273,16 +260,12 @@ fn planned(
             job.method = Method::clone(method);
         }
     }
-    let seen = |devices: Vec<Profile>| -> Vec<Profile> {
-        let Way::Link(_, parts) = way else { return devices };
-        devices
-            .into_iter()
-            .zip(parts)
-            .map(|(device, &part)| Profile { link: at_rate(&device.link, part), ..device })
-            .collect()
-    };
-    let attempt = |devices: Vec<Profile>, memo: &Memo| -> Result<Vec<_>, PlanError> {
-        let devices = seen(devices);
+    let attempt = |mut devices: Vec<Profile>| -> Result<Vec<_>, PlanError> {
+        if let Way::Link(_, parts) = way {
+            for (device, &part) in devices.iter_mut().zip(parts) {
+                device.link = at_rate(&device.link, part);
+            }
+        }
         let made = match arenas {
             None => parts(&asked, &devices, memo)?,
             Some((arenas, quick)) => {
@@ -303,12 +286,12 @@ fn planned(
         });
         back.into_iter().collect()
     };
-    let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()], memo)?;
+    let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()])?;
     if pinned(&made) <= jobs.device.pinned_bytes {
         return Ok(made);
     }
     // Together they need more pinned memory than there is, so each job gets its part.
-    attempt(shares(jobs, memo), memo)
+    attempt(shares(jobs, memo))
 }
 
 fn pinned(parts: &[Arc<Planned>]) -> Bytes {
@@ -316,11 +299,7 @@ fn pinned(parts: &[Arc<Planned>]) -> Bytes {
 }
 
 fn at_rate(link: &Link, part: u64) -> Link {
-    let rate = |rate: u64| {
-        u64::try_from(u128::from(rate) * u128::from(part) / u128::from(FULL))
-            .unwrap_or(u64::MAX)
-            .max(1)
-    };
+    let rate = |rate: u64| scaled(rate, part, FULL).max(1);
     Link {
         h2d: rate(link.h2d),
         d2h: rate(link.d2h),
@@ -383,7 +362,7 @@ impl<'j, 'a> Rounds<'j, 'a> {
         let round = self.run(programs)?;
         let mean = |job| {
             let (sum, count) = taken(&round, job);
-            Nanos(u64::try_from(sum / count.max(1)).unwrap_or(u64::MAX))
+            Nanos(saturated(sum / count.max(1)))
         };
         Ok((0..programs.len()).map(mean).collect())
     }
@@ -413,7 +392,7 @@ impl<'j, 'a> Rounds<'j, 'a> {
         let mut jobs = self.jobs.clone();
         for (job, ratio) in jobs.jobs.iter_mut().zip(even) {
             let priority = u128::from(job.priority.max(1)) * ratio / least.max(1);
-            job.priority = u64::try_from(priority).unwrap_or(u64::MAX).clamp(1, 1 << 40);
+            job.priority = saturated(priority).clamp(1, 1 << 40);
         }
         Ok(Some(jobs))
     }
@@ -425,8 +404,8 @@ impl<'j, 'a> Rounds<'j, 'a> {
     fn cost(&self, parts: &[Arc<Planned>]) -> Result<u128, PlanError> {
         let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
         let round = self.run(&programs)?;
-        let priority = |job: &super::Job<'_>| u128::from(job.priority.max(1));
-        let one = |(index, (job, known)): (usize, (&super::Job<'_>, &Known))| {
+        let priority = |job: &Job<'_>| u128::from(job.priority.max(1));
+        let one = |(index, (job, known)): (usize, (&Job<'_>, &Known))| {
             let (sum, count) = taken(&round, index);
             sum * priority(job) * 1_000_000 / (count * u128::from(known.own.0)).max(1)
         };
@@ -511,11 +490,7 @@ fn divide(
             break;
         }
         let Some(weighed) = rounds.weighed(&now)? else { break };
-        let parts = match planned(&weighed, way, None, memo) {
-            Ok(parts) => parts,
-            Err(PlanError::Infeasible(_)) => break,
-            Err(defect) => return Err(defect),
-        };
+        let Ok(parts) = feasible(planned(&weighed, way, None, memo))? else { break };
         let cost = rounds.cost(&parts)?;
         if cost >= best {
             break;
@@ -528,7 +503,7 @@ fn divide(
 /// The jobs that are equal to this one in every respect, itself among them.
 fn twins(jobs: &Jobs<'_>, index: usize) -> Vec<usize> {
     let one = &jobs.jobs[index];
-    let alike = |other: &super::Job<'_>| {
+    let alike = |other: &Job<'_>| {
         other.file.1 == one.file.1
             && other.method == one.method
             && other.priority == one.priority
@@ -559,15 +534,12 @@ fn level(
         return Ok(now);
     }
     let arenas: Vec<Bytes> = all.map(even).collect();
-    let made = match planned(jobs, way, Some((&arenas, false)), memo) {
-        Ok(made) => made,
-        Err(PlanError::Infeasible(_)) => return Ok(now),
-        Err(defect) => return Err(defect),
+    let Ok(mut leveled) = feasible(planned(jobs, way, Some((&arenas, false)), memo))? else {
+        return Ok(now);
     };
-    let replaced = made.into_iter().enumerate();
-    let replaced =
-        replaced.map(|(index, part)| if uneven(index) { part } else { Arc::clone(&now[index]) });
-    let leveled: Vec<Arc<Planned>> = replaced.collect();
+    for index in (0..now.len()).filter(|&index| !uneven(index)) {
+        leveled[index] = Arc::clone(&now[index]);
+    }
     let takes = pinned(&leveled) <= jobs.device.pinned_bytes
         && rounds.cost(&leveled)? <= best + best / NEAR;
     Ok(if takes { leveled } else { now })

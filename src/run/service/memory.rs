@@ -7,9 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::sim::share::check::{Picture, Resident};
+use crate::sim::share::check::Picture;
 use crate::sim::share::lanes::{JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
+use crate::sim::share::memory::Need;
 use crate::units::Bytes;
 
 /// The addresses of a job's two parts.
@@ -40,19 +41,13 @@ pub enum Entry {
 pub struct Memory {
     lanes: Lanes,
     layout: Layout,
-    /// Bytes that the iterations of each resident need.
-    needs: BTreeMap<JobId, Bytes>,
 }
 
 impl Memory {
     /// An empty arena with at most `most` lanes.
     #[must_use]
     pub fn new(arena: Bytes, most: usize) -> Self {
-        Self {
-            lanes: Lanes::new(arena, Mode::Neap, most),
-            layout: Layout::new(arena),
-            needs: BTreeMap::new(),
-        }
+        Self { lanes: Lanes::new(arena, Mode::Neap, most), layout: Layout::new(arena) }
     }
 
     /// The size of the arena.
@@ -69,29 +64,16 @@ impl Memory {
 
     /// Whether a job with this need fits in the empty arena.
     #[must_use]
-    pub fn ever(&self, persistent: Bytes, ephemeral: Bytes) -> bool {
-        self.lanes.ever(persistent, ephemeral)
-    }
-
-    /// Whether a job is admitted.
-    #[must_use]
-    pub fn holds(&self, job: JobId) -> bool {
-        self.needs.contains_key(&job)
+    pub fn ever(&self, need: Need) -> bool {
+        self.lanes.ever(need)
     }
 
     /// Admits a job, unless the memory of a job that is not in `out` would have to move.
-    pub fn admit(
-        &mut self,
-        job: JobId,
-        (persistent, ephemeral): (Bytes, Bytes),
-        join: Join,
-        out: &BTreeSet<JobId>,
-    ) -> Entry {
+    pub fn admit(&mut self, job: JobId, need: Need, join: Join, out: &BTreeSet<JobId>) -> Entry {
         let mut next = self.clone();
-        if next.lanes.admit(job, persistent, ephemeral, join).is_none() {
+        if next.lanes.admit(job, need, join).is_none() {
             return Entry::Full;
         }
-        next.needs.insert(job, ephemeral);
         next.layout.follow(&next.lanes);
         let before = self.spots();
         let moved = |(id, spot): (&JobId, &Spot)| {
@@ -107,23 +89,18 @@ impl Memory {
 
     /// Frees a job's memory.
     pub fn leave(&mut self, job: JobId) {
-        if self.needs.remove(&job).is_some() {
-            self.lanes.leave(job);
-            self.layout.follow(&self.lanes);
-        }
+        self.lanes.leave(job);
+        self.layout.follow(&self.lanes);
     }
 
     /// The addresses of every job.
     #[must_use]
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
-        let places: BTreeMap<Item, (Bytes, Bytes)> =
-            self.layout.items().map(|(item, at, size)| (item, (at, size))).collect();
-        let spot = |(job, _, lane): (JobId, Bytes, Option<LaneId>)| {
-            let lane = lane?;
-            let (at, size) = places.get(&Item::Lane(lane))?;
-            let persistent = places.get(&Item::Persistent(job))?.0;
-            let need = self.needs.get(&job).copied().unwrap_or_default();
-            Some((job, Spot { persistent, ephemeral: Bytes(at.0 + size.0 - need.0), lane }))
+        let spot = |(job, _, lane): (JobId, Bytes, Option<(LaneId, Bytes)>)| {
+            let (lane, need) = lane?;
+            let persistent = self.layout.at(Item::Persistent(job))?;
+            let end = self.layout.at(Item::Lane(lane))? + self.lanes.lane(lane)?.size;
+            Some((job, Spot { persistent, ephemeral: end - need, lane }))
         };
         self.lanes.residents().filter_map(spot).collect()
     }
@@ -134,24 +111,8 @@ impl Memory {
         self.arena() - self.free()
     }
 
-    /// The state of the memory, for the checker.
-    #[must_use]
-    pub fn picture(&self) -> Picture {
-        let mut picture = Picture { capacity: self.arena().0, ..Picture::default() };
-        let mut places: BTreeMap<Item, u64> =
-            self.layout.items().map(|(item, at, _)| (item, at.0)).collect();
-        for (job, persistent, lane) in self.lanes.residents() {
-            let ephemeral = self.needs.get(&job).map_or(0, |n| n.0);
-            picture.residents.push(Resident {
-                persistent: persistent.0,
-                at: places.remove(&Item::Persistent(job)),
-                ephemeral,
-                lane,
-            });
-        }
-        for (lane, it) in self.lanes.lanes() {
-            picture.lanes.push((lane, it.size.0, places.remove(&Item::Lane(lane))));
-        }
-        picture
+    /// The state of the memory, for the checker, with the jobs' needs.
+    pub fn picture(&self, need: impl Fn(JobId) -> Need) -> Picture {
+        self.lanes.picture(self.arena(), need, |item| self.layout.at(item))
     }
 }

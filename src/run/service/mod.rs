@@ -4,8 +4,7 @@
 //! decisions. Each job has its own thread and streams, and a part of the shared arena ([`split`],
 //! [`memory`]). [`scheduler`] decides which job runs next. Jobs may come and go during the run, and
 //! are then planned again together, and also when measured latencies drift ([`feedback`]). A job
-//! computes the same numbers as when it runs alone, because
-//! other jobs affect only its timing.
+//! computes the same numbers as when it runs alone, because other jobs affect only its timing.
 
 pub mod feedback;
 pub mod memory;
@@ -34,13 +33,13 @@ use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
 use crate::sim::share::policy::Policy;
-use crate::units::{BLOCK, Bytes, Nanos, id32};
+use crate::units::{BLOCK, Bytes, Nanos, id32, saturated};
 use feedback::Feedback;
 use planning::Made;
 use record::Records;
 use scheduler::{Coming, Needs, Order, Scheduler, Shares};
 use split::Split;
-use worker::{Command, Progress};
+use worker::{Command, Progress, Worker};
 
 /// A job to be run.
 #[derive(Clone, Debug)]
@@ -278,7 +277,7 @@ struct Service<'scope, 'env> {
 
 impl<'env> Service<'_, 'env> {
     fn now(&self) -> Nanos {
-        Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        Nanos(saturated(self.started.elapsed().as_nanos()))
     }
 
     /// Starts a job's thread.
@@ -297,9 +296,8 @@ impl<'env> Service<'_, 'env> {
         let plans = vec![work.plan.clone()];
         let mine = Arc::clone(&work);
         self.scope.spawn(move || {
-            worker::work((id, &mine), arena, shared, &told, &|what| {
-                drop(messages.send(Message::Progress(id, what)))
-            })
+            let report = |what| drop(messages.send(Message::Progress(id, what)));
+            Worker { id, work: &mine, arena, shared, commands: told, report: &report }.run();
         });
         self.seats.push(Seat {
             name: tenant.name,
@@ -344,14 +342,8 @@ impl<'env> Service<'_, 'env> {
             }
             let next =
                 self.seats.iter().filter(|s| s.stage == Stage::Early).map(|s| s.submit).min();
-            let message = match next {
-                Some(at) => self
-                    .mailbox
-                    .messages
-                    .recv_timeout(Duration::from_nanos(at.saturating_sub(self.now()).0)),
-                None => self.mailbox.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            };
-            match message {
+            let until = |at: Nanos| Duration::from_nanos(at.saturating_sub(self.now()).0);
+            match self.mailbox.messages.recv_timeout(next.map_or(Duration::MAX, until)) {
                 Ok(message) => self.handle(message, notice),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -362,15 +354,11 @@ impl<'env> Service<'_, 'env> {
     /// Submits the jobs whose time has come to the scheduler.
     fn due(&mut self, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
-        let mut due: Vec<(Nanos, usize)> = self
-            .seats
-            .iter()
-            .enumerate()
-            .filter(|(_, s)| s.stage == Stage::Early && s.submit <= now)
-            .map(|(id, s)| (s.submit, id))
-            .collect();
-        due.sort_unstable();
-        for (_, id) in due {
+        let is_due =
+            |&id: &usize| self.seats[id].stage == Stage::Early && self.seats[id].submit <= now;
+        let mut due: Vec<usize> = (0..self.seats.len()).filter(is_due).collect();
+        due.sort_by_key(|&id| self.seats[id].submit);
+        for id in due {
             let (job, seat) = (id32(id), &mut self.seats[id]);
             seat.stage = Stage::There;
             if self.scheduler.submit(job, &seat.coming, now) {
@@ -479,14 +467,9 @@ impl<'env> Service<'_, 'env> {
         }
         self.records.used(self.scheduler.memory().used());
         for (id, seat) in self.seats.iter().enumerate().filter(|(_, s)| s.stage == Stage::There) {
-            let why = if self.records.must_tell(id32(id)) {
-                self.scheduler.waits_for(id32(id))
-            } else {
-                None
-            };
-            if let Some(why) = why {
-                notice(Notice::Queued(&seat.name, why.clone()));
-                self.records.waits(id32(id), why);
+            let job = id32(id);
+            if let Some(why) = self.records.waits(job, || self.scheduler.waits_for(job)) {
+                notice(Notice::Queued(&seat.name, why));
             }
         }
     }

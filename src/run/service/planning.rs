@@ -17,12 +17,13 @@ use crate::backend::Measured;
 use crate::contract::{JobPlan, Latency, Plan, check};
 use crate::controller::WORTH;
 use crate::device::Profile;
+use crate::plan::budget::feasible;
 use crate::plan::together::{self, Job, Jobs, Memo, ways};
 use crate::plan::{PlanError, Planned, overlap};
 use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
-use crate::units::{Bytes, Nanos, id32};
+use crate::units::{Bytes, Nanos, id32, saturated};
 
 /// A job to be planned again.
 pub(super) struct Asked {
@@ -146,11 +147,10 @@ fn lane(jobs: &Jobs<'_>, memo: &Memo) -> Parts {
     let mut best = make(low);
     for _ in 0..HALVINGS {
         let middle = low + (high - low) / 2;
-        match make(middle) {
+        match feasible(make(middle))? {
             Ok(parts) if fits(&parts) => (best, low) = (Ok(parts), middle),
             Ok(_) => high = middle,
-            Err(PlanError::Infeasible(_)) => low = middle,
-            Err(defect) => return Err(defect),
+            Err(_) => low = middle,
         }
     }
     best
@@ -165,15 +165,13 @@ fn level(jobs: &[(&str, bool)], latencies: &mut [Vec<Latency>]) {
             continue;
         }
         let twins: Vec<usize> = (first..jobs.len()).filter(alike).collect();
-        let mut from: Vec<usize> = twins.iter().copied().filter(|&at| jobs[at].1).collect();
-        if from.is_empty() {
-            from.clone_from(&twins);
-        }
+        let measured = twins.iter().any(|&at| jobs[at].1);
+        let from: Vec<usize> = twins.iter().copied().filter(|&at| jobs[at].1 == measured).collect();
         let mut means = latencies[from[0]].clone();
         for (operator, mean) in means.iter_mut().enumerate() {
             let times = from.iter().map(|&at| u128::from(latencies[at][operator].time.0));
             let sum = times.sum::<u128>() / from.len() as u128;
-            mean.time = Nanos(u64::try_from(sum).unwrap_or(u64::MAX));
+            mean.time = Nanos(saturated(sum));
         }
         twins.into_iter().for_each(|at| latencies[at].clone_from(&means));
     }
@@ -231,7 +229,7 @@ impl Service<'_, '_> {
             let old: Vec<JobPlan> = asked.iter().map(|asked| asked.plan.clone()).collect();
             let times = |new: &Vec<JobPlan>| Some((place.predicted(&old)?, place.predicted(new)?));
             let predicted = plans.as_ref().ok().and_then(times);
-            let took = Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            let took = Nanos(saturated(began.elapsed().as_nanos()));
             let made = Box::new(Made { plans, predicted, took });
             let _ = sender.send(Message::Planned(number, made));
         });

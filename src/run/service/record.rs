@@ -176,13 +176,15 @@ pub struct Records {
 }
 
 impl Records {
-    fn of(&mut self, job: JobId) -> Option<(usize, &mut JobReport)> {
-        let place = *self.places.get(job as usize)?;
-        Some((place, self.report.jobs.get_mut(place)?))
+    fn of(&mut self, job: JobId) -> &mut JobReport {
+        &mut self.report.jobs[self.places[job as usize]]
     }
 
-    fn note(&mut self, at: Nanos, job: usize, what: &'static str) {
-        self.report.moments.push(Moment { at, job, what, why: String::new() });
+    /// Records an event of a job, whose report it returns.
+    fn note(&mut self, job: JobId, at: Nanos, what: &'static str, why: &str) -> &mut JobReport {
+        let (place, why) = (self.places[job as usize], why.to_owned());
+        self.report.moments.push(Moment { at, job: place, what, why });
+        &mut self.report.jobs[place]
     }
 
     /// A job gets its number; jobs are numbered in this order.
@@ -211,12 +213,9 @@ impl Records {
 
     /// A job was submitted to the scheduler.
     pub fn submitted(&mut self, job: JobId, now: Nanos) {
-        if let Some((place, report)) = self.of(job) {
-            let had = report.service_ns;
-            self.turn_over(now);
-            self.there.push((place, had));
-            self.note(now, place, "submit");
-        }
+        self.turn_over(now);
+        let had = self.note(job, now, "submit", "").service_ns;
+        self.there.push((self.places[job as usize], had));
     }
 
     /// Ends the span with the present set of jobs.
@@ -238,37 +237,28 @@ impl Records {
 
     /// A job was admitted. Returns how long it waited, the first time.
     pub fn entered(&mut self, job: JobId, now: Nanos) -> Option<Nanos> {
-        let (place, report) = self.of(job)?;
+        let report = self.note(job, now, "enter", "");
         let first = !std::mem::replace(&mut report.entered, true);
-        let waited = now.saturating_sub(report.submitted_ns);
-        self.note(now, place, "enter");
-        first.then_some(waited)
+        first.then_some(now.saturating_sub(report.submitted_ns))
     }
 
     /// A job starts an iteration.
     pub fn went(&mut self, job: JobId, now: Nanos) {
-        if let Some((place, report)) = self.of(job) {
-            report.started_ns.get_or_insert(now);
-            self.note(now, place, "go");
-        }
+        self.note(job, now, "go", "").started_ns.get_or_insert(now);
     }
 
     /// A job has run an iteration.
     pub fn ran(&mut self, job: JobId, took: Nanos, now: Nanos) {
-        if let Some((place, report)) = self.of(job) {
-            report.iterations += 1;
-            report.service_ns += took;
-            self.note(now, place, "ran");
-        }
+        let report = self.note(job, now, "ran", "");
+        report.iterations += 1;
+        report.service_ns += took;
     }
 
     /// All jobs were planned again, and these have new plans.
     pub fn planned(&mut self, mut planning: Planning, jobs: &[JobId]) -> &Planning {
         for &job in jobs {
-            let Some((job, report)) = self.of(job) else { continue };
+            let report = self.note(job, planning.at_ns, "plan", &planning.why);
             planning.new_plans.push(report.name.clone());
-            let (at, why) = (planning.at_ns, planning.why.clone());
-            self.report.moments.push(Moment { at, job, what: "plan", why });
         }
         self.report.plannings.push(planning);
         &self.report.plannings[self.report.plannings.len() - 1]
@@ -276,42 +266,33 @@ impl Records {
 
     /// A job has left the device.
     pub fn left(&mut self, job: JobId, now: Nanos) {
-        if let Some((place, report)) = self.of(job) {
-            report.sent_out += 1;
-            self.note(now, place, "leave");
-        }
+        self.note(job, now, "leave", "").sent_out += 1;
     }
 
-    /// Whether the reason for a job's wait was not reported yet.
-    pub fn must_tell(&mut self, job: JobId) -> bool {
-        self.of(job).is_some_and(|(_, report)| !report.entered && report.waited_for.is_none())
-    }
-
-    /// Records what a job waits for.
-    pub fn waits(&mut self, job: JobId, why: String) {
-        if let Some((_, report)) = self.of(job) {
-            report.waited_for = Some(why);
+    /// Records what a job waits for. Returns that if it is the first wait of a job that was never
+    /// admitted.
+    pub fn waits(&mut self, job: JobId, why: impl FnOnce() -> Option<String>) -> Option<String> {
+        let report = self.of(job);
+        if report.entered || report.waited_for.is_some() {
+            return None;
         }
+        report.waited_for = why();
+        report.waited_for.clone()
     }
 
     /// Records the results of a job's run.
     pub fn outcome(&mut self, job: JobId, outcome: Outcome) {
-        if let Some((_, report)) = self.of(job) {
-            let touched = outcome.peak_bytes;
-            report.outcome = outcome;
-            self.report.touched_peak_bytes = self.report.touched_peak_bytes.max(touched);
-        }
+        self.report.touched_peak_bytes = self.report.touched_peak_bytes.max(outcome.peak_bytes);
+        self.of(job).outcome = outcome;
     }
 
     /// A job has ended.
     pub fn ended(&mut self, job: JobId, verdict: Verdict, now: Nanos) {
-        if let Some((place, report)) = self.of(job) {
-            (report.verdict, report.ended_ns) = (verdict, now);
-            self.turn_over(now);
-            self.there.retain(|t| t.0 != place);
-            self.report.makespan_ns = self.report.makespan_ns.max(now);
-            self.note(now, place, "end");
-        }
+        self.turn_over(now);
+        let report = self.note(job, now, "end", "");
+        (report.verdict, report.ended_ns) = (verdict, now);
+        self.there.retain(|t| t.0 != self.places[job as usize]);
+        self.report.makespan_ns = self.report.makespan_ns.max(now);
     }
 
     /// Records the bytes in use.

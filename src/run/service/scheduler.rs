@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::memory::{Entry, Memory, Spot};
-use crate::sim::share::lanes::{JobId, Join, MOST};
+use crate::sim::share::lanes::{JobId, Join, LaneId, MOST};
+use crate::sim::share::memory::Need;
 use crate::sim::share::policy::{Facts, Policy, Style, choose};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, saturated};
 
 /// Whether a job was planned to share bytes with other jobs, and how they take turns in one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,14 @@ pub struct Needs {
     pub shares: Shares,
     /// The number of the plan with these needs.
     pub plan: usize,
+}
+
+impl Needs {
+    /// Persistent and ephemeral bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> Need {
+        (self.persistent, self.ephemeral)
+    }
 }
 
 /// A job that is being submitted.
@@ -97,16 +106,6 @@ struct Tenant {
     turns: u64,
 }
 
-impl Tenant {
-    fn inside(&self) -> bool {
-        matches!(self.state, State::Idle | State::Running)
-    }
-
-    fn passes(&self) -> bool {
-        self.needs.shares == Shares::ByOperators
-    }
-}
-
 /// The scheduler's state.
 pub struct Scheduler {
     policy: &'static Policy,
@@ -135,7 +134,7 @@ impl Scheduler {
 
     /// Submits a job. Returns false if it could never fit; then it is not accepted.
     pub fn submit(&mut self, job: JobId, coming: &Coming, now: Nanos) -> bool {
-        if !self.memory.ever(coming.needs.persistent, coming.needs.ephemeral) {
+        if !self.memory.ever(coming.needs.bytes()) {
             return false;
         }
         let tenant = Tenant {
@@ -157,14 +156,11 @@ impl Scheduler {
 
     /// A job has a new plan, which it uses as soon as there is room.
     pub fn replanned(&mut self, job: JobId, needs: Needs) {
-        if let Some(tenant) =
-            self.jobs.get_mut(&job).filter(|_| self.memory.ever(needs.persistent, needs.ephemeral))
-        {
-            if tenant.state == State::Waiting {
-                tenant.needs = needs;
-            } else {
-                tenant.next = Some(needs);
-            }
+        let fits = self.memory.ever(needs.bytes());
+        let Some(tenant) = self.jobs.get_mut(&job).filter(|_| fits) else { return };
+        match tenant.state {
+            State::Waiting => tenant.needs = needs,
+            _ => tenant.next = Some(needs),
         }
     }
 
@@ -209,12 +205,7 @@ impl Scheduler {
     pub fn waits_for(&self, job: JobId) -> Option<String> {
         let tenant = self.jobs.get(&job).filter(|t| t.state == State::Waiting)?;
         let (free, needs) = (self.memory.free(), tenant.needs);
-        let fits = self.memory.clone().admit(
-            job,
-            (needs.persistent, needs.ephemeral),
-            self.join(&needs),
-            &BTreeSet::new(),
-        ) != Entry::Full;
+        let fits = self.fits(&self.memory, job, &needs);
         Some(match self.policy.style {
             Style::One { preempts: false } => "the jobs before it to end".to_owned(),
             _ if self.room_for.is_some() => "others to move together".to_owned(),
@@ -261,9 +252,8 @@ impl Scheduler {
 
     fn leave(&mut self, job: JobId, orders: &mut Vec<Order>) {
         // A job that has run its last iteration ends without an order.
-        if let Some(tenant) =
-            self.jobs.get_mut(&job).filter(|t| t.state == State::Idle && t.left > 0)
-        {
+        let may = |t: &&mut Tenant| t.state == State::Idle && t.left > 0;
+        if let Some(tenant) = self.jobs.get_mut(&job).filter(may) {
             tenant.state = State::Leaving;
             orders.push(Order::Leave(job));
         }
@@ -283,20 +273,13 @@ impl Scheduler {
     fn moving(&mut self, orders: &mut Vec<Order>) {
         let Some((newcomer, mut moving)) = self.room_for.take() else { return };
         moving.retain(|job| self.jobs.get(job).is_some_and(|t| !t.stopping));
-        let called_off =
-            self.jobs.get(&newcomer).is_none_or(|t| t.state != State::Waiting || t.stopping);
+        let called_off = !self.is_waiting(newcomer);
         if called_off || moving.iter().all(|&job| self.state(job) == Some(State::Out)) {
             let entry = if called_off { Entry::Full } else { self.admit(newcomer, &moving) };
             if let Entry::Moves(more) = entry {
                 moving.extend(more);
             } else {
-                let out: Vec<JobId> = self
-                    .jobs
-                    .iter()
-                    .filter(|(_, t)| t.state == State::Out)
-                    .map(|(id, _)| *id)
-                    .collect();
-                out.into_iter().for_each(|job| self.enter(job, orders));
+                self.all_in(State::Out).into_iter().for_each(|job| self.enter(job, orders));
                 if entry == Entry::In {
                     self.enter(newcomer, orders);
                 }
@@ -320,7 +303,27 @@ impl Scheduler {
 
     fn admit(&mut self, job: JobId, out: &BTreeSet<JobId>) -> Entry {
         let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return Entry::Full };
-        self.memory.admit(job, (needs.persistent, needs.ephemeral), self.join(&needs), out)
+        self.memory.admit(job, needs.bytes(), self.join(&needs), out)
+    }
+
+    /// Whether a job could be admitted to this memory, perhaps once others have moved.
+    fn fits(&self, memory: &Memory, job: JobId, needs: &Needs) -> bool {
+        let entry = memory.clone().admit(job, needs.bytes(), self.join(needs), &BTreeSet::new());
+        entry != Entry::Full
+    }
+
+    /// The jobs in this state.
+    fn all_in(&self, state: State) -> Vec<JobId> {
+        self.jobs.iter().filter(|(_, t)| t.state == state).map(|(id, _)| *id).collect()
+    }
+
+    fn is_inside(&self, job: JobId) -> bool {
+        matches!(self.state(job), Some(State::Idle | State::Running))
+    }
+
+    /// Whether a job waits for memory and goes on.
+    fn is_waiting(&self, job: JobId) -> bool {
+        self.jobs.get(&job).is_some_and(|t| t.state == State::Waiting && !t.stopping)
     }
 
     fn enter(&mut self, job: JobId, orders: &mut Vec<Order>) {
@@ -334,9 +337,7 @@ impl Scheduler {
     /// Admits a waiting job if that is possible at once. Otherwise it begins to make room by moving
     /// other jobs together.
     fn bring_in(&mut self, job: JobId, orders: &mut Vec<Order>) -> bool {
-        if self.room_for.is_some()
-            || self.jobs.get(&job).is_none_or(|t| t.state != State::Waiting || t.stopping)
-        {
+        if self.room_for.is_some() || !self.is_waiting(job) {
             return false;
         }
         match self.admit(job, &BTreeSet::new()) {
@@ -356,27 +357,16 @@ impl Scheduler {
     /// Begins to make room for a job by sending other jobs out, the last of `order` first, if that
     /// is enough.
     fn send_out(&mut self, job: JobId, keep: &[JobId], order: &[JobId], orders: &mut Vec<Order>) {
-        let Some(needs) =
-            self.jobs.get(&job).filter(|t| t.state == State::Waiting).map(|t| t.needs)
-        else {
+        let Some(tenant) = self.jobs.get(&job).filter(|t| t.state == State::Waiting) else {
             return;
         };
-        let bytes = (needs.persistent, needs.ephemeral);
-        let fits = |memory: &Memory| {
-            memory.clone().admit(job, bytes, self.join(&needs), &BTreeSet::new()) != Entry::Full
-        };
+        let fits = |memory: &Memory| self.fits(memory, job, &tenant.needs);
         let mut without = self.memory.clone();
-        let leaving: Vec<JobId> = self
-            .jobs
-            .iter()
-            .filter(|(_, t)| t.state == State::Leaving)
-            .map(|(id, _)| *id)
-            .collect();
-        leaving.iter().for_each(|&l| without.leave(l));
+        self.all_in(State::Leaving).into_iter().for_each(|job| without.leave(job));
         let mut victims = Vec::new();
-        for &other in order.iter().rev().filter(|o| {
-            **o != job && !keep.contains(o) && self.jobs.get(o).is_some_and(Tenant::inside)
-        }) {
+        let may =
+            |other: &&JobId| **other != job && !keep.contains(other) && self.is_inside(**other);
+        for &other in order.iter().rev().filter(may) {
             if fits(&without) {
                 break;
             }
@@ -391,18 +381,14 @@ impl Scheduler {
     /// All present jobs, the best first.
     fn ranked(&self, now: Nanos) -> Vec<JobId> {
         // The jobs that have run show how wrong expected times are on this device.
-        let ran = self
-            .jobs
-            .values()
-            .filter_map(|t| Some((u128::from(t.measured?.0), u128::from(t.expected.0))));
-        let (took, thought) = ran.fold((0u128, 0u128), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let ran = || self.jobs.values().filter_map(|t| Some((t.measured?.0, t.expected.0)));
+        let took: u128 = ran().map(|(measured, _)| u128::from(measured)).sum();
+        let thought: u128 = ran().map(|(_, expected)| u128::from(expected)).sum();
         let (took, thought) = if took == 0 || thought == 0 { (1, 1) } else { (took, thought) };
         let rank = |t: &Tenant| {
-            let iteration = t
-                .measured
-                .map_or_else(|| u128::from(t.expected.0) * took / thought, |m| m.0.into());
-            let remaining =
-                Nanos(u64::try_from(iteration * u128::from(t.left)).unwrap_or(u64::MAX));
+            let expected = || u128::from(t.expected.0) * took / thought;
+            let iteration = t.measured.map_or_else(expected, |m| m.0.into());
+            let remaining = Nanos(saturated(iteration * u128::from(t.left)));
             self.policy.rank(&Facts { submit: t.submit, remaining, utilisation: t.utilisation })
         };
         let mut order: Vec<JobId> =
@@ -435,12 +421,7 @@ impl Scheduler {
         for &job in order {
             self.bring_in(job, orders);
         }
-        order
-            .iter()
-            .copied()
-            .find(|j| self.jobs.get(j).is_some_and(Tenant::inside))
-            .into_iter()
-            .collect()
+        order.iter().copied().filter(|job| self.is_inside(*job)).take(1).collect()
     }
 
     /// Runs all jobs that fit, in order.
@@ -450,20 +431,17 @@ impl Scheduler {
                 break;
             }
         }
-        order.iter().copied().filter(|j| self.jobs.get(j).is_some_and(Tenant::inside)).collect()
+        order.iter().copied().filter(|job| self.is_inside(*job)).collect()
     }
 
     /// Runs one job at a time, the one with the least service. A job that is not on the device
     /// enters once it is behind by more than a turn.
     fn least_served(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
-        let turns =
-            |jobs: &BTreeMap<JobId, Tenant>, j: &JobId| jobs.get(j).map_or(u64::MAX, |t| t.turns);
-        let mut by_turns = order.to_vec();
-        by_turns.sort_by_key(|j| (turns(&self.jobs, j), *j));
-        let inside = |jobs: &BTreeMap<JobId, Tenant>| {
-            by_turns.iter().copied().find(|j| jobs.get(j).is_some_and(Tenant::inside))
-        };
-        for &job in &by_turns {
+        let turns = |job: JobId| self.jobs.get(&job).map_or(u64::MAX, |t| t.turns);
+        let mut by_turns: Vec<(u64, JobId)> = order.iter().map(|&job| (turns(job), job)).collect();
+        by_turns.sort_unstable();
+        let order: Vec<JobId> = by_turns.iter().map(|(_, job)| *job).collect();
+        for &(turns, job) in &by_turns {
             if self.state(job) != Some(State::Waiting)
                 || self.bring_in(job, orders)
                 || !self.policy.moves
@@ -471,16 +449,14 @@ impl Scheduler {
             {
                 continue;
             }
-            let behind = |i: JobId| {
-                turns(&self.jobs, &job).saturating_add(self.turn.0) < turns(&self.jobs, &i)
-            };
-            if inside(&self.jobs).is_none_or(behind) {
+            let first = by_turns.iter().find(|(_, job)| self.is_inside(*job));
+            if first.is_none_or(|first| turns.saturating_add(self.turn.0) < first.0) {
                 // Until it is admitted, no other job is admitted and none runs.
-                self.send_out(job, &[], &by_turns, orders);
+                self.send_out(job, &[], &order, orders);
                 return Vec::new();
             }
         }
-        inside(&self.jobs).into_iter().collect()
+        order.into_iter().filter(|job| self.is_inside(*job)).take(1).collect()
     }
 
     /// Runs the best jobs until the device is busy.
@@ -492,10 +468,9 @@ impl Scheduler {
         let (mut taken, mut lane) = (Bytes::ZERO, Bytes::ZERO);
         let wanted = choose(ranked.into_iter(), MOST, overdue, |job| {
             let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return false };
-            let (own, shared) = if needs.shares != Shares::Nothing {
-                (Bytes::ZERO, lane.max(needs.ephemeral))
-            } else {
-                (needs.ephemeral, lane)
+            let (own, shared) = match needs.shares {
+                Shares::Nothing => (needs.ephemeral, lane),
+                _ => (Bytes::ZERO, lane.max(needs.ephemeral)),
             };
             let fits = taken + needs.persistent + own + shared <= self.memory.arena();
             if fits {
@@ -520,13 +495,12 @@ impl Scheduler {
             return;
         }
         let replanned =
-            |(id, t): (&JobId, &Tenant)| (t.state == State::Idle).then_some((*id, t.next?));
+            |(id, t): (&JobId, &Tenant)| Some((*id, t.next.filter(|_| t.state == State::Idle)?));
         for (job, next) in self.jobs.iter().filter_map(replanned).collect::<Vec<_>>() {
             let mut memory = self.memory.clone();
             memory.leave(job);
-            let needs = (next.persistent, next.ephemeral);
             // Where others have to move for it, that begins when it has left.
-            if memory.admit(job, needs, self.join(&next), &BTreeSet::new()) != Entry::Full {
+            if self.fits(&memory, job, &next) {
                 self.leave(job, orders);
             }
         }
@@ -535,25 +509,22 @@ impl Scheduler {
     fn go(&mut self, wanted: &[JobId], orders: &mut Vec<Order>) {
         let one = self.policy.in_turn();
         let spots = self.memory.spots();
+        let passes = |t: &Tenant| t.needs.shares == Shares::ByOperators;
         // The lanes in use, and whether they are passed on within iterations.
-        let running = |jobs: &BTreeMap<JobId, Tenant>| -> BTreeMap<u32, bool> {
-            let running = jobs.iter().filter(|(_, t)| t.state == State::Running);
-            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, t.passes()))).collect()
-        };
+        let running = self.jobs.iter().filter(|(_, t)| t.state == State::Running);
+        let mut busy: BTreeMap<LaneId, bool> =
+            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, passes(t)))).collect();
         for &job in wanted {
-            let busy = running(&self.jobs);
             let moving = self.room_for.as_ref().is_some_and(|(_, moving)| moving.contains(&job));
-            let Some(tenant) =
-                self.jobs.get_mut(&job).filter(|t| t.state == State::Idle && !moving && t.left > 0)
-            else {
-                continue;
-            };
+            let may = |t: &&mut Tenant| t.state == State::Idle && !moving && t.left > 0;
+            let Some(tenant) = self.jobs.get_mut(&job).filter(may) else { continue };
             let Some(spot) = spots.get(&job) else { continue };
-            let free = busy.get(&spot.lane).is_none_or(|&passed| passed && tenant.passes());
+            let free = busy.get(&spot.lane).is_none_or(|&passed| passed && passes(tenant));
             if (one && !busy.is_empty()) || !free {
                 continue;
             }
             (tenant.state, tenant.begun) = (State::Running, true);
+            busy.insert(spot.lane, passes(tenant));
             orders.push(Order::Go(job));
         }
     }

@@ -32,12 +32,16 @@ struct Body {
     ended: Option<u64>,
 }
 
-fn kind(number: u32) -> Shares {
-    match number % 6 {
+type Asked = (u64, u64, u32, u64, u32);
+
+/// Needs of a job of one of three kinds.
+fn needs(persistent: u64, ephemeral: u64, kind: usize, plan: usize) -> Needs {
+    let shares = match kind % 6 {
         0 => Shares::ByIterations,
         3 => Shares::ByOperators,
         _ => Shares::Nothing,
-    }
+    };
+    Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), shares, plan }
 }
 
 /// Simulated workers, which obey orders and check memory.
@@ -62,71 +66,42 @@ impl World {
         }
     }
 
-    fn submit(
-        &mut self,
-        job: u32,
-        (persistent, ephemeral, iterations, time, utilisation): (u64, u64, u32, u64, u32),
-    ) -> bool {
-        let needs = Needs {
-            persistent: Bytes(persistent),
-            ephemeral: Bytes(ephemeral),
-            shares: kind(utilisation),
-            plan: 0,
-        };
-        let coming = Coming { needs, utilisation, iterations, iteration: Nanos(time) };
+    /// Submits a job: its persistent and ephemeral bytes, its iterations and the time of each, its
+    /// utilisation.
+    fn submit(&mut self, job: u32, (kept, ephemeral, left, time, utilisation): Asked) {
+        let needs = needs(kept, ephemeral, utilisation as usize, 0);
+        let coming = Coming { needs, utilisation, iterations: left, iteration: Nanos(time) };
         let taken = self.scheduler.submit(job, &coming, Nanos(self.now));
-        assert_eq!(taken, persistent + ephemeral <= self.arena);
+        assert_eq!(taken, kept + ephemeral <= self.arena);
         if taken {
-            let body = Body {
-                needs,
-                next: None,
-                doing: Doing::Outside,
-                spot: None,
-                left: iterations,
-                time,
-                service: 0,
-                ended: None,
-            };
-            self.bodies.insert(job, body);
+            let (doing, next, spot, service, ended) = (Doing::Outside, None, None, 0, None);
+            self.bodies.insert(job, Body { needs, next, doing, spot, left, time, service, ended });
         }
-        taken
     }
 
     fn obey(&mut self) {
         for order in self.scheduler.decide(Nanos(self.now)) {
-            match order {
-                Order::Enter(job, spot, plan) => {
-                    let body = self.bodies.get_mut(&job).unwrap();
-                    assert_eq!(body.doing, Doing::Outside, "{job} is asked to come in");
-                    if let Some(next) = body.next.take_if(|n| n.plan == plan) {
-                        body.needs = next;
-                    }
-                    assert_eq!(body.needs.plan, plan);
-                    (body.doing, body.spot) = (Doing::Inside, Some(spot));
-                }
-                Order::Go(job) => {
-                    let body = self.bodies.get_mut(&job).unwrap();
-                    assert_eq!(body.doing, Doing::Inside, "{job} is asked to go on");
-                    assert!(body.left > 0);
-                    body.doing = Doing::Running;
-                }
-                Order::Leave(job) => {
-                    let body = self.bodies.get_mut(&job).unwrap();
-                    assert_eq!(body.doing, Doing::Inside, "{job} is asked to leave");
-                    body.doing = Doing::Leaving;
-                }
-                Order::Stop(job) => {
-                    let body = self.bodies.get_mut(&job).unwrap();
-                    assert!(
-                        matches!(body.doing, Doing::Inside | Doing::Outside),
-                        "{job} is asked to stop"
-                    );
-                    body.doing = Doing::Ending;
-                }
+            let (Order::Enter(job, ..) | Order::Go(job) | Order::Leave(job) | Order::Stop(job)) =
+                order;
+            let body = self.bodies.get_mut(&job).unwrap();
+            let (from, to): (&[Doing], Doing) = match order {
+                Order::Enter(..) => (&[Doing::Outside], Doing::Inside),
+                Order::Go(_) => (&[Doing::Inside], Doing::Running),
+                Order::Leave(_) => (&[Doing::Inside], Doing::Leaving),
+                Order::Stop(_) => (&[Doing::Inside, Doing::Outside], Doing::Ending),
+            };
+            assert!(from.contains(&body.doing), "{order:?}, and it is {:?}", body.doing);
+            body.doing = to;
+            if let Order::Enter(_, spot, plan) = order {
+                body.needs = body.next.take_if(|n| n.plan == plan).unwrap_or(body.needs);
+                assert_eq!(body.needs.plan, plan);
+                body.spot = Some(spot);
             }
+            assert!(body.left > 0 || to != Doing::Running);
             self.look();
         }
-        check::check(&self.scheduler.memory().picture()).unwrap();
+        let need = |job| self.bodies[&job].needs.bytes();
+        check::check(&self.scheduler.memory().picture(need)).unwrap();
     }
 
     /// Checks that no two jobs share a byte.
@@ -160,10 +135,8 @@ impl World {
         let busy = |b: &Body| matches!(b.doing, Doing::Running | Doing::Leaving | Doing::Ending);
         let can: Vec<u32> =
             self.bodies.iter().filter(|(_, b)| busy(b)).map(|(id, _)| *id).collect();
-        if can.is_empty() {
-            return false;
-        }
-        let job = can[(choice % can.len() as u64) as usize];
+        let at = choice.checked_rem(can.len() as u64);
+        let Some(job) = at.map(|at| can[at as usize]) else { return false };
         let body = self.bodies.get_mut(&job).unwrap();
         match body.doing {
             Doing::Running => {
@@ -195,20 +168,10 @@ impl World {
     }
 
     fn replan(&mut self, job: u32, persistent: u64, ephemeral: u64) {
-        let Some(body) = self
-            .bodies
-            .get_mut(&job)
-            .filter(|b| b.ended.is_none() && persistent + ephemeral <= self.arena)
-        else {
-            return;
-        };
+        let there = |b: &&mut Body| b.ended.is_none() && persistent + ephemeral <= self.arena;
+        let Some(body) = self.bodies.get_mut(&job).filter(there) else { return };
         let plan = body.next.map_or(body.needs.plan, |n| n.plan) + 1;
-        let needs = Needs {
-            persistent: Bytes(persistent),
-            ephemeral: Bytes(ephemeral),
-            shares: kind(u32::try_from(plan).unwrap()),
-            plan,
-        };
+        let needs = needs(persistent, ephemeral, plan, plan);
         body.next = Some(needs);
         self.scheduler.replanned(job, needs);
     }
@@ -216,7 +179,7 @@ impl World {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Submit(u64, u64, u32, u64, u32),
+    Submit(Asked),
     Happen(u64),
     Stop(u32),
     Replan(u32, u64, u64),
@@ -224,8 +187,7 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        2 => (0u64..60, 0u64..60, 1u32..6, 1u64..200, 1u32..1001)
-            .prop_map(|(p, e, n, t, u)| Act::Submit(p, e, n, t, u)),
+        2 => (0u64..60, 0u64..60, 1u32..6, 1u64..200, 1u32..1001).prop_map(Act::Submit),
         6 => any::<u64>().prop_map(Act::Happen),
         1 => (0u32..12).prop_map(Act::Stop),
         1 => (0u32..12, 0u64..60, 0u64..60).prop_map(|(job, p, e)| Act::Replan(job, p, e)),
@@ -249,13 +211,11 @@ proptest! {
         let mut next = 0;
         for act in acts {
             match act {
-                Act::Submit(p, e, n, t, u) => {
-                    world.submit(next, (p, e, n, t, u));
+                Act::Submit(asked) => {
+                    world.submit(next, asked);
                     next += 1;
                 }
-                Act::Happen(choice) => {
-                    world.happen(choice);
-                }
+                Act::Happen(choice) => _ = world.happen(choice),
                 Act::Stop(job) => {
                     if world.bodies.get(&job).is_some_and(|b| b.ended.is_none()) {
                         world.scheduler.stop(job);
@@ -271,12 +231,8 @@ proptest! {
             prop_assert!(steps < 3_000, "it goes on for ever");
         }
         for (job, body) in &world.bodies {
-            prop_assert!(
-                body.ended.is_some(),
-                "{job} never ends under {}: {:?}",
-                policy::ALL[which].name,
-                body.doing
-            );
+            let (policy, doing) = (policy::ALL[which].name, body.doing);
+            prop_assert!(body.ended.is_some(), "{job} never ends under {policy}: {doing:?}");
         }
         prop_assert_eq!(world.scheduler.memory().used(), Bytes::ZERO);
     }

@@ -76,68 +76,65 @@ impl Work {
 }
 
 /// Runs a job under the commands of the service.
-pub fn work(
-    (id, work): (JobId, &Work),
-    arena: Bytes,
-    shared: &Shared,
-    commands: &Receiver<Command>,
-    report: &dyn Fn(Progress),
-) {
-    let result = catch_unwind(AssertUnwindSafe(|| go((id, work), arena, shared, commands, report)));
-    let last = match result {
-        Ok(Ok((outcome, whole))) => Progress::Ended(outcome, whole),
-        Ok(Err(error)) => Progress::Failed(error),
-        Err(_) => Progress::Failed(RunError::Device(
-            work.settings.target.name(),
-            "the job's thread panicked".to_owned(),
-        )),
-    };
-    report(last);
+pub(super) struct Worker<'a> {
+    pub(super) id: JobId,
+    pub(super) work: &'a Work,
+    pub(super) arena: Bytes,
+    pub(super) shared: &'a Shared,
+    pub(super) commands: Receiver<Command>,
+    pub(super) report: &'a dyn Fn(Progress),
 }
 
-fn go(
-    (id, work): (JobId, &Work),
-    arena: Bytes,
-    shared: &Shared,
-    commands: &Receiver<Command>,
-    report: &dyn Fn(Progress),
-) -> Result<(Box<Outcome>, bool), RunError> {
-    let mut job =
-        Job::new(host::kernels::find, &work.graph, &work.profile, &work.settings, Some(shared))?;
-    job.libraries.clone_from(&work.plan.libraries);
-    let mut plan = work.plan.clone();
-    let mut program = Program::placed(&work.graph, &plan)?;
-    let mut split = Split::of(&program, work.passes(&plan));
-    job.fill();
-    report(Progress::Ready);
-    let mut first = 0;
-    while let Ok(command) = commands.recv() {
-        let Command::Enter(spot, newer) = command else { break };
-        if let Some(newer) = newer {
-            plan = *newer;
-            program = Program::placed(&work.graph, &plan)?;
-            split = Split::of(&program, work.passes(&plan));
-        }
-        job.member = work.passes(&plan).map(|_| (spot.lane, id));
-        let here = split.moved(&program, spot.persistent, spot.ephemeral);
-        match job.session(&plan, arena, &here, first, &mut Commanded { commands, report })? {
-            End::Done(outcome) => return Ok((outcome, true)),
-            End::Stopped(outcome) => return Ok((outcome, false)),
-            End::Left(next) => {
-                first = next;
-                report(Progress::Left);
+impl Worker<'_> {
+    /// Runs the job to its end, which is reported.
+    pub(super) fn run(mut self) {
+        let last = match catch_unwind(AssertUnwindSafe(|| self.go())) {
+            Ok(Ok((outcome, whole))) => Progress::Ended(outcome, whole),
+            Ok(Err(error)) => Progress::Failed(error),
+            Err(_) => Progress::Failed(RunError::Device(
+                self.work.settings.target.name(),
+                "the job's thread panicked".to_owned(),
+            )),
+        };
+        (self.report)(last);
+    }
+
+    fn go(&mut self) -> Result<(Box<Outcome>, bool), RunError> {
+        let Work { graph, profile, settings, .. } = self.work;
+        let mut job = Job::new(host::kernels::find, graph, profile, settings, Some(self.shared))?;
+        let mut plan = self.work.plan.clone();
+        job.libraries.clone_from(&plan.libraries);
+        let read = |plan: &JobPlan| -> Result<(Program, Split), RunError> {
+            let program = Program::placed(graph, plan)?;
+            let split = Split::of(&program, self.work.passes(plan));
+            Ok((program, split))
+        };
+        let (mut program, mut split) = read(&plan)?;
+        job.fill();
+        (self.report)(Progress::Ready);
+        let mut first = 0;
+        while let Ok(command) = self.commands.recv() {
+            let Command::Enter(spot, newer) = command else { break };
+            if let Some(newer) = newer {
+                plan = *newer;
+                (program, split) = read(&plan)?;
+            }
+            job.member = self.work.passes(&plan).map(|_| (spot.lane, self.id));
+            let here = split.moved(&program, spot.persistent, spot.ephemeral);
+            match job.session(&plan, self.arena, &here, first, self)? {
+                End::Done(outcome) => return Ok((outcome, true)),
+                End::Stopped(outcome) => return Ok((outcome, false)),
+                End::Left(next) => {
+                    first = next;
+                    (self.report)(Progress::Left);
+                }
             }
         }
+        Ok((Box::new(job.outcome_so_far()), false))
     }
-    Ok((Box::new(job.outcome_so_far()), false))
 }
 
-struct Commanded<'a> {
-    commands: &'a Receiver<Command>,
-    report: &'a dyn Fn(Progress),
-}
-
-impl Pilot for Commanded<'_> {
+impl Pilot for Worker<'_> {
     fn next(&mut self, _: u32) -> Next {
         match self.commands.recv() {
             Ok(Command::Go) => Next::Go,

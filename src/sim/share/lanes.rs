@@ -11,6 +11,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::check::{Picture, Resident};
+use super::layout::Item;
+use super::memory::Need;
 use crate::units::{Bytes, saturated};
 
 /// The rules for lanes.
@@ -85,13 +88,9 @@ impl Lanes {
     /// An empty device with at most `most` lanes.
     #[must_use]
     pub fn new(capacity: Bytes, mode: Mode, most: usize) -> Self {
-        let capacity = if mode == Mode::AsReleased {
-            capacity.saturating_sub(Bytes(RESERVED))
-        } else {
-            capacity
-        };
+        let reserved = if mode == Mode::AsReleased { RESERVED } else { 0 };
         Self {
-            capacity,
+            capacity: capacity.saturating_sub(Bytes(reserved)),
             mode,
             most: most.min(MOST),
             persistent: Bytes::ZERO,
@@ -104,24 +103,22 @@ impl Lanes {
 
     /// The bytes charged for a job: persistent, and in its lane.
     #[must_use]
-    pub fn charge(&self, persistent: Bytes, ephemeral: Bytes) -> (Bytes, Bytes) {
+    pub fn charge(&self, (persistent, ephemeral): Need) -> Need {
         if self.mode != Mode::AsReleased {
             return (persistent, ephemeral);
         }
-        let more = |bytes: u64, percent: u64| {
-            Bytes(saturated(u128::from(bytes) * u128::from(percent) / 100))
-        };
-        let persistent = more(persistent.0, 110);
+        let more = |b: Bytes, percent: u128| Bytes(saturated(u128::from(b.0) * percent / 100));
+        let persistent = more(persistent, 110);
         let sum = persistent + ephemeral;
         // A job that fits with less than the margin gets the whole device.
-        let total = more(sum.0, 105).min(self.capacity).max(sum);
+        let total = more(sum, 105).min(self.capacity).max(sum);
         (persistent, total - persistent)
     }
 
     /// Whether a job with this need fits on the empty device.
     #[must_use]
-    pub fn ever(&self, persistent: Bytes, ephemeral: Bytes) -> bool {
-        let (persistent, ephemeral) = self.charge(persistent, ephemeral);
+    pub fn ever(&self, need: Need) -> bool {
+        let (persistent, ephemeral) = self.charge(need);
         persistent + ephemeral <= self.capacity
     }
 
@@ -148,9 +145,32 @@ impl Lanes {
         self.lanes.iter().map(|(id, lane)| (*id, lane))
     }
 
-    /// The residents: their persistent bytes, and their lane if they have one.
-    pub fn residents(&self) -> impl Iterator<Item = (JobId, Bytes, Option<LaneId>)> {
-        self.jobs.iter().map(|(id, (p, lane))| (*id, *p, lane.map(|l| l.0)))
+    /// The residents: their persistent bytes, and their lane with their bytes in it if they have
+    /// one.
+    pub fn residents(&self) -> impl Iterator<Item = (JobId, Bytes, Option<(LaneId, Bytes)>)> {
+        self.jobs.iter().map(|(id, (p, lane))| (*id, *p, *lane))
+    }
+
+    /// What the checker is to see of a device of `capacity` bytes: residents with the needs that
+    /// they asked for, and the addresses of their memory and lanes.
+    pub fn picture(
+        &self,
+        capacity: Bytes,
+        need: impl Fn(JobId) -> Need,
+        at: impl Fn(Item) -> Option<Bytes>,
+    ) -> Picture {
+        let at = |item| at(item).map(|at| at.0);
+        let resident = |(id, held, lane): (JobId, Bytes, Option<(LaneId, Bytes)>)| Resident {
+            persistent: need(id).0.max(held).0,
+            at: at(Item::Persistent(id)),
+            ephemeral: need(id).1.0,
+            lane: lane.map(|lane| lane.0),
+        };
+        Picture {
+            capacity: capacity.0,
+            residents: self.residents().map(resident).collect(),
+            lanes: self.lanes().map(|(id, l)| (id, l.size.0, at(Item::Lane(id)))).collect(),
+        }
     }
 
     /// A resident's persistent bytes, and its lane if it has one.
@@ -166,14 +186,8 @@ impl Lanes {
     }
 
     /// Admits a job, or gives a lane to a resident without one. Returns the lane.
-    pub fn admit(
-        &mut self,
-        job: JobId,
-        persistent: Bytes,
-        ephemeral: Bytes,
-        join: Join,
-    ) -> Option<LaneId> {
-        let (persistent, ephemeral) = self.charge(persistent, ephemeral);
+    pub fn admit(&mut self, job: JobId, need: Need, join: Join) -> Option<LaneId> {
+        let (persistent, ephemeral) = self.charge(need);
         let held = match self.jobs.get(&job) {
             Some((_, Some((lane, _)))) => return Some(*lane),
             Some((held, None)) => *held,
@@ -217,9 +231,8 @@ impl Lanes {
     /// The lane that a job joins: the smallest that is large enough, or else one that is widened by
     /// at most `free` bytes.
     fn shared(&self, ephemeral: Bytes, free: Bytes) -> Option<LaneId> {
-        let mut lanes: Vec<(Bytes, LaneId)> =
+        let lanes: BTreeSet<(Bytes, LaneId)> =
             self.lanes.iter().map(|(id, l)| (l.size, *id)).collect();
-        lanes.sort_unstable();
         let wide = |size: Bytes| ephemeral.saturating_sub(size) <= free;
         let widened = || match self.mode {
             // The largest needs the fewest additional bytes.
@@ -272,7 +285,7 @@ impl Lanes {
 
     /// A resident needs more than it was admitted with. Returns whether it gets that. If not,
     /// nothing changes, and the job must leave before its next iteration.
-    pub fn grow(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes) -> bool {
+    pub fn grow(&mut self, job: JobId, (persistent, ephemeral): Need) -> bool {
         let Some(&(held, lane)) = self.jobs.get(&job) else { return false };
         // The released code's margins are for this.
         let released = self.mode == Mode::AsReleased;

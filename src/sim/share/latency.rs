@@ -11,7 +11,8 @@ use rand_pcg::Pcg64;
 use super::jobs::Job;
 use super::mechanism::Mechanism;
 use super::result::{JobResult, Verdict};
-use crate::units::Nanos;
+use crate::noise::percentile;
+use crate::units::{Nanos, saturated};
 
 /// The latencies of the requests to one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,25 +61,20 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
     requests.sort_unstable();
     // When each server is free: one lane for all jobs, or one process each.
     let mut free = vec![0u64; jobs.len()];
-    let mut times: Vec<Vec<u64>> = vec![Vec::new(); jobs.len()];
+    let mut times: Vec<Vec<Nanos>> = vec![Vec::new(); jobs.len()];
     for (at, index) in requests {
         let lane = if mechanism == Mechanism::Lanes { 0 } else { index };
         let service =
             u128::from(jobs[index].iteration.0) * u128::from(results[index].dilation) / 1000;
-        free[lane] = free[lane].max(at).saturating_add(u64::try_from(service).unwrap_or(u64::MAX));
-        times[index].push(free[lane] - at);
+        free[lane] = free[lane].max(at).saturating_add(saturated(service));
+        times[index].push(Nanos(free[lane] - at));
     }
     let summed = |&(job, ..): &(usize, u64, u64)| {
         let all = &mut times[job];
         all.sort_unstable();
-        let mean = all.iter().map(|t| u128::from(*t)).sum::<u128>() / all.len().max(1) as u128;
-        let p99 = all.get((all.len() * 99).div_ceil(100).max(1) - 1).copied().unwrap_or_default();
-        Latency {
-            job,
-            requests: all.len(),
-            mean: Nanos(u64::try_from(mean).unwrap_or(u64::MAX)),
-            p99: Nanos(p99),
-        }
+        let sum: u128 = all.iter().map(|t| u128::from(t.0)).sum();
+        let mean = Nanos(saturated(sum / all.len().max(1) as u128));
+        Latency { job, requests: all.len(), mean, p99: percentile(all, 99) }
     };
     served.iter().map(summed).collect()
 }

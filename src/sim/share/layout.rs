@@ -19,6 +19,12 @@ pub enum Item {
     Lane(LaneId),
 }
 
+impl Item {
+    const fn is_lane(self) -> bool {
+        matches!(self, Self::Lane(_))
+    }
+}
+
 /// The addresses of all items.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
@@ -47,11 +53,6 @@ impl Layout {
         let mut empty = Self { capacity: capacity.0, ..Self::default() };
         empty.open(0, capacity.0);
         empty
-    }
-
-    /// All items, each with offset and size.
-    pub fn items(&self) -> impl Iterator<Item = (Item, Bytes, Bytes)> {
-        self.items.iter().map(|(item, (at, size))| (*item, Bytes(*at), Bytes(*size)))
     }
 
     /// An item's offset.
@@ -90,11 +91,7 @@ impl Layout {
                 (Some(_), None) => self.remove(item),
                 (Some((at, had)), Some(size)) if size < had => {
                     self.remove(item);
-                    self.insert(
-                        item,
-                        if matches!(item, Item::Lane(_)) { at + had - size } else { at },
-                        size,
-                    );
+                    self.insert(item, if item.is_lane() { at + had - size } else { at }, size);
                 }
                 _ => {}
             }
@@ -107,27 +104,19 @@ impl Layout {
                 continue;
             }
             self.remove(item);
-            let at = match was
-                .and_then(|was| self.wider(item, was, size))
-                .or_else(|| self.hole(item, size))
-            {
-                Some(at) => at,
-                None => {
-                    moved.defragmentations += 1;
-                    moved.bytes += self.pack();
-                    // The sums fit, so after packing the only hole is large enough.
-                    match self.hole(item, size) {
-                        Some(at) => at,
-                        None => continue,
-                    }
-                }
-            };
+            let wider = was.and_then(|was| self.wider(item, was, size));
+            let at = wider.or_else(|| self.hole(item, size)).or_else(|| {
+                moved.defragmentations += 1;
+                moved.bytes += self.pack();
+                // The sums fit, so after packing the only hole is large enough.
+                self.hole(item, size)
+            });
+            let Some(at) = at else { continue };
             if let Some((before, has)) = was
                 && before != at
             {
                 self.shifted.push(item);
-                moved.bytes +=
-                    if matches!(item, Item::Persistent(_)) { Bytes(has) } else { Bytes::ZERO };
+                moved.bytes += Bytes(if item.is_lane() { 0 } else { has });
             }
             self.insert(item, at, size);
         }
@@ -136,8 +125,7 @@ impl Layout {
 
     /// The offset at which an item that lay at `was` can grow without moving its bytes.
     fn wider(&self, item: Item, was: (u64, u64), size: u64) -> Option<u64> {
-        let low = self.ends.range(..=was.0).next_back().map_or(0, |e| *e.1);
-        let high = self.ends.range(was.0..).next().map_or(self.capacity, |e| *e.0);
+        let (low, high) = self.around(was.0);
         match item {
             Item::Persistent(_) => (was.0 + size <= high).then_some(was.0),
             Item::Lane(_) => (was.0 + was.1).checked_sub(size).filter(|at| *at >= low),
@@ -151,7 +139,13 @@ impl Layout {
             return Some(0);
         }
         let (room, at) = *self.holes.range((size, 0)..).next()?;
-        Some(if matches!(item, Item::Lane(_)) { at + room - size } else { at })
+        Some(if item.is_lane() { at + room - size } else { at })
+    }
+
+    /// The end of what lies below an offset where nothing lies, and the start of what lies above.
+    fn around(&self, at: u64) -> (u64, u64) {
+        let low = self.ends.range(..=at).next_back().map_or(0, |e| *e.1);
+        (low, self.ends.range(at..).next().map_or(self.capacity, |e| *e.0))
     }
 
     fn open(&mut self, from: u64, to: u64) {
@@ -165,8 +159,7 @@ impl Layout {
         if size == 0 {
             return;
         }
-        let low = self.ends.range(..at).next_back().map_or(0, |e| *e.1);
-        let high = self.ends.range(at..).next().map_or(self.capacity, |e| *e.0);
+        let (low, high) = self.around(at);
         self.holes.remove(&(high - low, low));
         self.ends.insert(at, at + size);
         self.open(low, at);
@@ -176,8 +169,7 @@ impl Layout {
     fn remove(&mut self, item: Item) {
         let Some((at, size)) = self.items.remove(&item).filter(|place| place.1 > 0) else { return };
         self.ends.remove(&at);
-        let low = self.ends.range(..at).next_back().map_or(0, |e| *e.1);
-        let high = self.ends.range(at..).next().map_or(self.capacity, |e| *e.0);
+        let (low, high) = self.around(at);
         self.holes.remove(&(at - low, low));
         self.holes.remove(&(high - at - size, at + size));
         self.open(low, high);
@@ -189,27 +181,23 @@ impl Layout {
         let mut order: Vec<Item> = self.items.keys().copied().collect();
         order.sort_by_key(|item| (self.items[item].0, *item));
         let (mut low, mut high, mut moved) = (0, self.capacity, 0);
-        let persistent = order.iter().filter(|i| matches!(i, Item::Persistent(_)));
-        for item in persistent.chain(order.iter().rev().filter(|i| matches!(i, Item::Lane(_)))) {
+        let persistent = order.iter().filter(|item| !item.is_lane());
+        for item in persistent.chain(order.iter().rev().filter(|item| item.is_lane())) {
             let Some((at, size)) = self.items.get_mut(item) else { continue };
-            let to = if matches!(item, Item::Persistent(_)) { low } else { high - *size };
+            let to = if item.is_lane() { high - *size } else { low };
             if *at != to && *size > 0 {
                 self.shifted.push(*item);
             }
-            if matches!(item, Item::Persistent(_)) {
+            if item.is_lane() {
+                high = to;
+            } else {
                 moved += if *at == to { 0 } else { *size };
                 low += *size;
-            } else {
-                high = to;
             }
             *at = to;
         }
-        self.ends = self
-            .items
-            .values()
-            .filter(|place| place.1 > 0)
-            .map(|(at, size)| (*at, at + size))
-            .collect();
+        let places = self.items.values().filter(|place| place.1 > 0);
+        self.ends = places.map(|(at, size)| (*at, at + size)).collect();
         self.holes.clear();
         self.open(low, high);
         Bytes(moved)

@@ -4,7 +4,7 @@ use super::jobs::Job;
 use super::lanes::{Join, Lanes, MOST, Mode};
 use super::memory::Need;
 use super::policy::Style;
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, id32, saturated};
 
 /// How jobs share a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,11 @@ pub const NAMES: [(&str, Mechanism); 6] = [
 
 /// The most processes at once: the limit of MPS from Volta on.
 const PROCESSES: u64 = 48;
+
+/// Nanoseconds to copy bytes at a rate in bytes per second.
+fn transfer(bytes: Bytes, rate: u64) -> u128 {
+    (u128::from(bytes.0) * 1_000_000_000).div_ceil(u128::from(rate.max(1)))
+}
 
 /// The device and how it is shared.
 #[derive(Clone, Copy, Debug)]
@@ -88,20 +93,13 @@ impl Settings {
     /// Nanoseconds to copy `out` bytes to the host and `into` bytes to the device.
     #[must_use]
     pub fn copies(&self, out: Bytes, into: Bytes) -> u64 {
-        let one = |bytes: Bytes, rate: u64| {
-            (u128::from(bytes.0) * 1_000_000_000).div_ceil(u128::from(rate.max(1)))
-        };
-        u64::try_from(one(out, self.d2h) + one(into, self.h2d))
-            .unwrap_or(u64::MAX / 16)
-            .min(u64::MAX / 16)
+        saturated(transfer(out, self.d2h) + transfer(into, self.h2d)).min(u64::MAX / 16)
     }
 
     /// Nanoseconds to copy bytes within the device, which reads and writes each.
     #[must_use]
     pub fn packing(&self, bytes: Bytes) -> u64 {
-        let time = (u128::from(bytes.0) * 2_000_000_000)
-            .div_ceil(u128::from(self.memory_bandwidth.max(1)));
-        u64::try_from(time).unwrap_or(u64::MAX / 16).min(u64::MAX / 16)
+        saturated(transfer(bytes + bytes, self.memory_bandwidth)).min(u64::MAX / 16)
     }
 
     /// The nearest style to a policy's that the mechanism can do.
@@ -124,46 +122,46 @@ impl Settings {
     /// How much longer a job takes in a part of the device, per mille.
     #[must_use]
     pub fn slowdown(&self, utilisation: u32) -> u32 {
-        if self.mechanism == Mechanism::Static {
-            (self.partitions * utilisation).max(1000)
-        } else {
-            1000
+        match self.mechanism {
+            Mechanism::Static => (self.partitions * utilisation).max(1000),
+            _ => 1000,
         }
     }
 
     /// The room of an empty device.
     #[must_use]
     pub fn room(&self, style: Style) -> Room {
-        let (limit, each, most, context) = match self.mechanism {
+        let (whole, partitions) = (self.capacity, u64::from(self.partitions));
+        let mut processes = Processes {
+            limit: whole,
+            each: whole,
+            most: PROCESSES,
+            context: self.context,
+            used: Bytes::ZERO,
+            count: 0,
+        };
+        match self.mechanism {
             Mechanism::Lanes => {
                 // The released scripts run the policies that take turns in one lane.
+                let paper = self.mode == Mode::Paper;
                 let most = match style {
-                    Style::One { preempts: true } | Style::Rotating if self.mode == Mode::Paper => {
-                        MOST
-                    }
+                    Style::One { preempts: true } | Style::Rotating if paper => MOST,
                     Style::One { .. } | Style::Rotating => 1,
                     Style::All | Style::UntilBusy { .. } => MOST,
                 };
-                return Room::Lanes(Lanes::new(self.capacity, self.mode, most));
+                return Room::Lanes(Lanes::new(whole, self.mode, most));
             }
             Mechanism::Exclusive | Mechanism::Checkpoint => {
-                (self.capacity, self.capacity, 1, Bytes::ZERO)
+                (processes.most, processes.context) = (1, Bytes::ZERO);
             }
-            Mechanism::Static => (
-                self.capacity,
-                Bytes(self.capacity.0 / u64::from(self.partitions.max(1))),
-                u64::from(self.partitions),
-                self.context,
-            ),
-            Mechanism::Mps => (self.capacity, self.capacity, PROCESSES, self.context),
-            Mechanism::MpsOc => (
-                Bytes(self.capacity.0 / 100 * u64::from(self.overcommit)),
-                self.capacity,
-                PROCESSES,
-                self.context,
-            ),
-        };
-        Room::Processes(Processes { limit, each, most, context, used: Bytes::ZERO, count: 0 })
+            Mechanism::Static => {
+                processes.most = partitions;
+                processes.each = Bytes(whole.0 / partitions.max(1));
+            }
+            Mechanism::Mps => {}
+            Mechanism::MpsOc => processes.limit = Bytes(whole.0 / 100 * u64::from(self.overcommit)),
+        }
+        Room::Processes(processes)
     }
 
     /// The number of devices that hold all `jobs` at once, each job on the first device with room.
@@ -171,23 +169,19 @@ impl Settings {
     #[must_use]
     pub fn devices<'a>(&self, jobs: impl Iterator<Item = &'a Job>) -> Option<usize> {
         // Partitions have the sizes that the jobs need, rather than equal sizes.
-        let like = Self {
-            mechanism: if self.mechanism == Mechanism::Static {
-                Mechanism::Mps
-            } else {
-                self.mechanism
-            },
-            ..*self
+        let mechanism = match self.mechanism {
+            Mechanism::Static => Mechanism::Mps,
+            other => other,
         };
+        let like = Self { mechanism, ..*self };
         let mut rooms: Vec<Room> = Vec::new();
         for (id, job) in jobs.enumerate() {
-            let id = u32::try_from(id).ok()?;
-            if !rooms.iter_mut().any(|room| room.admit(id, job.need(), Join::Serve)) {
-                let mut room = like.room(Style::All);
-                if !room.admit(id, job.need(), Join::Serve) {
+            let admits = |room: &mut Room| room.admit(id32(id), job.need(), Join::Serve);
+            if !rooms.iter_mut().any(admits) {
+                rooms.push(like.room(Style::All));
+                if !rooms.last_mut().is_some_and(admits) {
                     return None;
                 }
-                rooms.push(room);
             }
         }
         Some(rooms.len())
@@ -219,7 +213,7 @@ impl Room {
     #[must_use]
     pub fn ever(&self, need: Need) -> bool {
         match self {
-            Self::Lanes(lanes) => lanes.ever(need.0, need.1),
+            Self::Lanes(lanes) => lanes.ever(need),
             Self::Processes(p) => need.0 + need.1 + p.context <= p.each.min(p.limit),
         }
     }
@@ -227,7 +221,7 @@ impl Room {
     /// Admits a job. Returns false if there is no room.
     pub fn admit(&mut self, id: u32, need: Need, join: Join) -> bool {
         match self {
-            Self::Lanes(lanes) => lanes.admit(id, need.0, need.1, join).is_some(),
+            Self::Lanes(lanes) => lanes.admit(id, need, join).is_some(),
             Self::Processes(p) => {
                 let bytes = need.0 + need.1 + p.context;
                 let fits = p.count < p.most && bytes <= p.each && p.used + bytes <= p.limit;
@@ -244,7 +238,7 @@ impl Room {
     /// room; if not, nothing changes.
     pub fn grow(&mut self, id: u32, from: Need, to: Need) -> bool {
         match self {
-            Self::Lanes(lanes) => lanes.grow(id, to.0, to.1),
+            Self::Lanes(lanes) => lanes.grow(id, to),
             Self::Processes(p) => {
                 let (had, bytes) = (from.0 + from.1, to.0 + to.1);
                 let fits = bytes + p.context <= p.each && p.used - had + bytes <= p.limit;

@@ -80,19 +80,21 @@ pub const ALL: &[Policy] = &[
     // All jobs share equally from the moment they are admitted. (Salus's code compares the service
     // since each job's birth, so a newcomer keeps the device until it has caught up.)
     Policy { name: "fair", style: Style::Rotating, skips: true, moves: true, ..FIFO },
-    // Beside the job with the least work left the next ones run, until the device is busy. A job
-    // that waits lends its room. An overdue job goes first, and others run beside it only if they
-    // do not slow it. So after its patience a job waits at most for the work left of the jobs
-    // submitted before it, for one iteration of each running job, and for copies.
-    Policy {
-        name: "neap",
-        shortest: true,
-        style: Style::UntilBusy { preempts: true },
-        skips: true,
-        moves: true,
-        ages: true,
-    },
+    NEAP,
 ];
+
+/// Beside the job with the least work left the next ones run, until the device is busy. A job
+/// that waits lends its room. An overdue job goes first, and others run beside it only if they
+/// do not slow it. So after its patience a job waits at most for the work left of the jobs
+/// submitted before it, for one iteration of each running job, and for copies.
+pub const NEAP: Policy = Policy {
+    name: "neap",
+    shortest: true,
+    style: Style::UntilBusy { preempts: true },
+    skips: true,
+    moves: true,
+    ages: true,
+};
 
 /// As many jobs at once as memory holds, each to its end.
 pub const PACK: Policy = Policy { name: "pack", style: Style::All, ..FIFO };

@@ -2,7 +2,8 @@
 //! compared.
 
 use super::jobs::Job;
-use crate::units::{Bytes, Nanos};
+use crate::noise::percentile;
+use crate::units::{Bytes, Nanos, saturated};
 
 /// How a job ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,17 +54,6 @@ pub struct JobResult {
     pub dilation: u32,
 }
 
-/// A span of time in which a job ran.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Its position in the trace.
-    pub job: u32,
-    /// The start.
-    pub from: Nanos,
-    /// The end.
-    pub to: Nanos,
-}
-
 /// The memory in use from an instant on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moment {
@@ -101,8 +91,6 @@ pub struct Outcome {
     pub busy: u128,
     /// Memory over time, if asked for.
     pub moments: Vec<Moment>,
-    /// Which job ran when, if asked for.
-    pub spans: Vec<Span>,
     /// What one job waited for from each time on, if asked for.
     pub reasons: Vec<(Nanos, String)>,
 }
@@ -132,27 +120,19 @@ impl Outcome {
     /// The figures over the jobs that did all their work.
     #[must_use]
     pub fn figures(&self, jobs: &[Job]) -> Figures {
-        let all = || {
-            jobs.iter()
-                .zip(&self.jobs)
-                .filter(|(_, r)| matches!(r.verdict, Verdict::Done | Verdict::Empty))
-        };
-        let mut times: Vec<u64> = all().map(|(j, r)| r.end.saturating_sub(j.submit).0).collect();
+        let did = |r: &JobResult| matches!(r.verdict, Verdict::Done | Verdict::Empty);
+        let all = || jobs.iter().zip(&self.jobs).filter(|(_, r)| did(r));
+        let mut times: Vec<Nanos> = all().map(|(j, r)| r.end.saturating_sub(j.submit)).collect();
         times.sort_unstable();
         let first = jobs.iter().map(|j| j.submit).min().unwrap_or_default();
-        let last = self
-            .jobs
-            .iter()
-            .filter(|r| r.verdict != Verdict::NeverFits)
-            .map(|r| r.end)
-            .max()
-            .unwrap_or_default();
+        let ran = self.jobs.iter().filter(|r| r.verdict != Verdict::NeverFits);
+        let last = ran.map(|r| r.end).max().unwrap_or_default();
         let makespan = last.saturating_sub(first).0;
         let count = times.len().max(1) as u128;
-        let mean = |sum: u128| u64::try_from(sum / count).unwrap_or(u64::MAX);
+        // The mean time from submission on.
         let until = |of: fn(&JobResult) -> Option<Nanos>| {
             let wait = |(j, r): (&Job, &JobResult)| of(r).unwrap_or(r.end).saturating_sub(j.submit);
-            mean(all().map(|both| u128::from(wait(both).0)).sum())
+            saturated(all().map(|both| u128::from(wait(both).0)).sum::<u128>() / count)
         };
         let (mut sum, mut squares, mut n) = (0.0, 0.0, 0.0);
         for (job, result) in all().filter(|(j, r)| j.work.0 > 0 && r.end > j.submit) {
@@ -163,15 +143,11 @@ impl Outcome {
             makespan,
             admission: until(|result| result.admitted),
             queuing: until(|result| result.start),
-            completion: mean(times.iter().map(|t| u128::from(*t)).sum()),
-            p95: times
-                .get((times.len() * 95).div_ceil(100).max(1) - 1)
-                .copied()
-                .unwrap_or_default(),
-            utilisation: if makespan == 0 {
-                0.0
-            } else {
-                self.busy as f64 / 1000.0 / makespan as f64
+            completion: until(|_| None),
+            p95: percentile(&times, 95).0,
+            utilisation: match makespan {
+                0 => 0.0,
+                _ => self.busy as f64 / 1000.0 / makespan as f64,
             },
             fairness: if squares > 0.0 { sum * sum / (n * squares) } else { 1.0 },
             done: times.len(),

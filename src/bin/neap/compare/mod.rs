@@ -6,7 +6,7 @@ mod together;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use indicatif::ProgressBar;
 use neap::device::Profile;
@@ -276,34 +276,22 @@ fn write(
     panels: &[Panel],
     ending: &mut Ending,
 ) {
-    if let Some(path) = &flags.csv {
-        let columns: Vec<&str> =
-            columns.iter().copied().chain(flags.timing.then_some("planning_s")).collect();
-        ending.then(|| write_csv(path, &columns, rows));
-    }
-    if let Some(path) = &flags.plot {
-        ending.then(|| output::write(path, &frontier::svg(panels)?));
-    }
+    let columns: Vec<&str> =
+        columns.iter().copied().chain(flags.timing.then_some("planning_s")).collect();
+    ending.file(flags.csv.as_deref(), |path| write_csv(path, &columns, rows));
+    ending.file(flags.plot.as_deref(), |path| output::write(path, &frontier::svg(panels)?));
 }
 
 /// Writes rows as a table with these columns. A dot in a column's name leads into a nested object.
 fn write_csv(path: &Path, columns: &[&str], rows: &[impl Serialize]) -> anyhow::Result<()> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(columns.iter().map(|c| c.replace('.', "_")))?;
-    for row in rows {
-        let object = serde_json::to_value(row)?;
-        writer.write_record(columns.iter().map(|&c| {
-            match c.split('.').fold(&object, |of, key| &of[key]) {
-                Value::Null => String::new(),
-                Value::String(text) => text.clone(),
-                value => value.to_string(),
-            }
-        }))?;
-    }
-    let text = writer.into_inner().context("the table can't be made")?;
-    neap::files::write(path, |f| f.write_all(&text))?;
-    output::written(path);
-    Ok(())
+    let cell = |row: &Value, column: &str| match column.split('.').fold(row, |of, key| &of[key]) {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
+    let rows = rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+    let rows = rows.iter().map(|row| columns.iter().map(|column| cell(row, column)));
+    output::csv(path, columns.iter().map(|column| column.replace('.', "_")), rows)
 }
 
 /// The points of one planner in a drawing.

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use super::{Case, Flags, Row, compare, curve, each, write};
 use crate::accounting::{Accounting, ExtraReport, PaperReport, Shares, ratio};
-use crate::output::{self, Answer, Ending};
+use crate::output::{Answer, Ending};
 use crate::settings::{self, Budget, JobArg};
 
 pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
@@ -60,8 +60,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
         no_free_bytes: liveness.no_free,
         rows: compared.rows,
     };
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&report, as_json));
+    let mut ending = Ending::reporting(&report, as_json);
     write(flags, &columns, &report.rows, &compared.panels, &mut ending);
     ending.with(Answer::yes_if(compared.all_met))
 }

@@ -25,7 +25,7 @@ use serde::Serialize;
 
 use super::{Case, Flags, Row, compare, curve, each, write};
 use crate::accounting::{Accounting, Shares, ratio};
-use crate::output::{self, Answer, Ending};
+use crate::output::{Answer, Ending};
 use crate::settings::{self, Budget, JobArg, Site};
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
@@ -49,8 +49,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let compared = compare(flags, &scenes, &methods)?;
     let graphs = graphs.iter().map(|g| g.name.clone()).collect();
     let report = Report { graphs, rows: compared.rows };
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&report, as_json));
+    let mut ending = Ending::reporting(&report, as_json);
     write(flags, &CSV, &report.rows, &compared.panels, &mut ending);
     ending.with(Answer::yes_if(compared.all_met))
 }

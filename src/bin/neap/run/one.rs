@@ -17,7 +17,7 @@ use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use super::{Flags, latencies, median};
-use crate::output::{self, Answer, Ending, note};
+use crate::output::{Answer, Ending, note};
 use crate::settings::{self, Outputs, Site, Subject};
 use crate::{making, progress, timeline};
 
@@ -80,8 +80,7 @@ pub fn main(
         let (ran, all) = (ran.outcome.iteration_ns.len(), settings.iterations);
         note(&format!("stopped by a signal after {ran} of {all} iterations"));
     }
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&Report::of(&ran, flags.replan), as_json));
+    let mut ending = Ending::reporting(&Report::of(&ran, flags.replan), as_json);
     if let Some(path) = &flags.latencies_out {
         let ran = (&ran.graph, &ran.device, &ran.outcome);
         ending.then(|| latencies(path, &[ran], &settings));

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use neap::job::Graph;
 use neap::plan::{Method, Of, Share};
 use neap::run::service::{Remote, Request, Tenant, Work};
 use neap::run::{Settings, Stop};
@@ -24,9 +25,6 @@ pub struct Reader {
     settings: Settings,
 }
 
-/// The checker refused a plan; its reasons were printed.
-pub struct Refused;
-
 impl Reader {
     /// Reads what the flags name, once for all jobs.
     pub fn new(device: &DeviceFlags, settings: &Settings) -> anyhow::Result<Self> {
@@ -34,67 +32,52 @@ impl Reader {
         Ok(Self { device, learned, settings: settings.clone() })
     }
 
-    /// The jobs of a file.
-    pub fn read(
-        &self,
-        path: &Path,
-        iterations: u32,
-    ) -> anyhow::Result<Result<Vec<Tenant>, Refused>> {
+    /// The jobs of a file; `None` if the checker refused its plan and printed the reasons.
+    pub fn read(&self, path: &Path, iterations: u32) -> anyhow::Result<Option<Vec<Tenant>>> {
         let settings = Settings { iterations, ..self.settings.clone() };
-        let tenant = |name: String, work: Work| Tenant { name, work, submit: Nanos::ZERO };
+        let submit = Nanos::ZERO;
         let stem = settings::stem(path)?;
         match settings::subject(path, &[])? {
             Subject::Plan(plan, graphs) => {
                 self.device.not_with_a_plan(path)?;
                 if !settings::checked(path, &plan, &graphs)? {
-                    return Ok(Err(Refused));
+                    return Ok(None);
                 }
                 let at = |problem: String| anyhow::anyhow!("{}: {problem}", path.display());
-                let mut planners = Vec::with_capacity(plan.jobs.len());
-                for job in 0..plan.jobs.len() {
-                    let share = Share::recorded(&plan, Of::Tensors, job).map_err(at)?;
-                    let limit = Share::recorded(&plan, Of::Swaps, job).map_err(at)?;
-                    let method = Method::recorded(&plan, job).map_err(at)?;
-                    planners.push((method, share.priority(), limit));
-                }
                 let several = plan.jobs.len() > 1;
-                let jobs = plan.jobs.into_iter().zip(graphs).zip(planners);
-                let all = jobs.map(|((job, graph), (method, priority, swap_limit))| {
+                let tenant = |(job, graph): (usize, Graph)| {
+                    let share = |of| Share::recorded(&plan, of, job).map_err(at);
                     let name = if several { graph.name.clone() } else { stem.clone() };
-                    tenant(
-                        name,
-                        Work {
-                            graph,
-                            plan: job,
-                            profile: plan.device.clone(),
-                            method,
-                            priority,
-                            swap_limit,
-                            at_loads: Vec::new(),
-                            settings: settings.clone(),
-                        },
-                    )
-                });
-                Ok(Ok(all.collect()))
+                    let work = Work {
+                        graph,
+                        plan: plan.jobs[job].clone(),
+                        profile: plan.device.clone(),
+                        priority: share(Of::Tensors)?.priority(),
+                        swap_limit: share(Of::Swaps)?,
+                        method: Method::recorded(&plan, job).map_err(at)?,
+                        at_loads: Vec::new(),
+                        settings: settings.clone(),
+                    };
+                    Ok(Tenant { name, work, submit })
+                };
+                graphs.into_iter().enumerate().map(tenant).collect::<anyhow::Result<_>>().map(Some)
             }
             Subject::Graph(mut graph) => {
                 let Site { device, latencies, libraries, .. } = self.learned.resolve(&mut graph)?;
                 let at_loads = self.learned.at_loads(&graph);
                 let (mut plan, _) = making::unplanned(&graph, &device, &latencies)?;
                 plan.libraries = libraries;
-                Ok(Ok(vec![tenant(
-                    stem,
-                    Work {
-                        graph: *graph,
-                        plan,
-                        profile: device,
-                        method: Method::default(),
-                        priority: Share::ALL.priority(),
-                        swap_limit: Share::ALL,
-                        at_loads,
-                        settings,
-                    },
-                )]))
+                let work = Work {
+                    graph: *graph,
+                    plan,
+                    profile: device,
+                    method: Method::default(),
+                    priority: Share::ALL.priority(),
+                    swap_limit: Share::ALL,
+                    at_loads,
+                    settings,
+                };
+                Ok(Some(vec![Tenant { name: stem, work, submit }]))
             }
         }
     }
@@ -102,12 +85,12 @@ impl Reader {
 
 /// Makes a name that no other job has.
 pub fn apart(name: &str, names: &mut BTreeSet<String>) -> String {
-    let numbered = (2..).map(|n: u64| format!("{name}-{n}"));
-    let free = std::iter::once(name.to_owned())
-        .chain(numbered)
-        .find(|n| !names.contains(n))
-        .unwrap_or_default();
-    names.insert(free.clone());
+    let mut free = name.to_owned();
+    let mut number = 2;
+    while !names.insert(free.clone()) {
+        free = format!("{name}-{number}");
+        number += 1;
+    }
     free
 }
 
@@ -165,6 +148,10 @@ impl Asking {
                 break;
             }
             let words: Vec<&str> = line.split_whitespace().collect();
+            let complain = |problem: &str| {
+                note(&format!("stdin: {problem}"));
+                true
+            };
             let went = match words[..] {
                 [] => true,
                 ["quit"] => break,
@@ -172,20 +159,14 @@ impl Asking {
                 ["run", plan] => self.run(Path::new(plan), self.iterations).is_some(),
                 ["run", plan, iterations] => match iterations.parse::<u32>() {
                     Ok(n @ 1..=1_000_000) => self.run(Path::new(plan), n).is_some(),
-                    _ => {
-                        note(&format!(
-                            "stdin: `{iterations}` is not a number of iterations; give 1 to 1000000"
-                        ));
-                        true
-                    }
+                    _ => complain(&format!(
+                        "`{iterations}` is not a number of iterations; give 1 to 1000000"
+                    )),
                 },
-                _ => {
-                    note(&format!(
-                        "stdin: `{line}` is not a request; write `run PLAN [ITERATIONS]` (a path without \
-                         spaces), `end JOB` or `quit`"
-                    ));
-                    true
-                }
+                _ => complain(&format!(
+                    "`{line}` is not a request; write `run PLAN [ITERATIONS]` (a path without \
+                     spaces), `end JOB` or `quit`"
+                )),
             };
             if !went {
                 return;
@@ -197,16 +178,12 @@ impl Asking {
     /// Reads a plan and submits its jobs. Returns their names, or `None` if the service has ended.
     /// A file that can't be read is reported and skipped.
     fn run(&mut self, path: &Path, iterations: u32) -> Option<Vec<String>> {
-        let tenants = match self.reader.read(path, iterations) {
-            Ok(Ok(tenants)) => tenants,
-            Ok(Err(Refused)) => return Some(Vec::new()),
-            Err(error) => {
-                note(&format!("not run: {error:#}"));
-                return Some(Vec::new());
-            }
-        };
-        let mut submitted = Vec::with_capacity(tenants.len());
-        for mut tenant in tenants {
+        let tenants = self.reader.read(path, iterations).unwrap_or_else(|error| {
+            note(&format!("not run: {error:#}"));
+            None
+        });
+        let mut submitted = Vec::new();
+        for mut tenant in tenants.into_iter().flatten() {
             tenant.name = apart(&tenant.name, &mut names(&self.names));
             submitted.push(tenant.name.clone());
             if !self.remote.ask(Request::Submit(Box::new(tenant))) {
@@ -220,19 +197,16 @@ impl Asking {
     /// read is tried again when it changes.
     pub fn watch(&mut self, folder: &Path) {
         let mut taken: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
-        let mut failed: BTreeMap<PathBuf, (u64, Option<SystemTime>)> = BTreeMap::new();
+        let mut failed: BTreeMap<PathBuf, State> = BTreeMap::new();
         loop {
-            let there: BTreeMap<PathBuf, (u64, Option<SystemTime>)> =
-                match std::fs::read_dir(folder) {
-                    Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
-                    Err(error) => {
-                        note(&format!(
-                            "--watch: {}: {error}; nothing more is read from it",
-                            folder.display()
-                        ));
-                        break;
-                    }
-                };
+            let there: BTreeMap<PathBuf, State> = match std::fs::read_dir(folder) {
+                Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
+                Err(error) => {
+                    let folder = folder.display();
+                    note(&format!("--watch: {folder}: {error}; nothing more is read from it"));
+                    break;
+                }
+            };
             let gone: Vec<PathBuf> =
                 taken.keys().filter(|p| !there.contains_key(*p)).cloned().collect();
             for job in gone.iter().filter_map(|p| taken.remove(p)).flatten() {
@@ -260,8 +234,11 @@ impl Asking {
     }
 }
 
-/// A plain file's path, its size and its time of change.
-fn look(path: &Path) -> Option<(PathBuf, (u64, Option<SystemTime>))> {
+/// A file's size and its time of change.
+type State = (u64, Option<SystemTime>);
+
+/// A plain file's path and state.
+fn look(path: &Path) -> Option<(PathBuf, State)> {
     let of = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((path.to_owned(), (of.len(), of.modified().ok())))
 }

@@ -7,30 +7,30 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context, bail};
-use clap::builder::PossibleValuesParser;
 use indicatif::ProgressBar;
 use neap::device::Profile;
 use neap::report::table::Table;
 use neap::run::Settings;
 use neap::run::drift::THRESHOLD;
-use neap::run::service::{self, Mailbox, Notice, Options, Planning, Request, Tenant, Verdict};
-use neap::sim::share::policy;
+use neap::run::service::{self, Mailbox, Notice, Options, Planning, Request};
+use neap::run::service::{ServiceError, Tenant, Verdict};
+use neap::sim::share::policy::{NEAP, Policy};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::requests::{Asking, Names, Reader, Refused, apart, end_at};
+use super::requests::{Asking, Names, Reader, apart, end_at};
 use super::{Flags, latencies, median};
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
 use crate::settings::Outputs;
-use crate::settings::values::{instant, seconds};
+use crate::settings::values::{instant, policy, seconds};
 
 /// Several jobs at once.
 #[derive(clap::Args)]
 pub struct Several {
     /// The policy that decides which job runs when several share the device; `neap` by default.
-    #[arg(long, value_parser = PossibleValuesParser::new(policy::names()))]
-    policy: Option<String>,
+    #[arg(long, value_parser = policy())]
+    policy: Option<&'static Policy>,
     /// The memory that the jobs share; by default the sum of their needs, at most the device's
     /// memory.
     #[arg(long, value_name = "SIZE")]
@@ -96,8 +96,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
     let Some(tenants) = tenants(flags, &reader)? else { return Ok(Answer::No) };
     outputs.apart_from_what_was_read()?;
     let asked = &flags.service;
-    let name = asked.policy.as_deref().unwrap_or("neap");
-    let policy = policy::find(name).with_context(|| format!("--policy: there is no {name}"))?;
+    let policy = asked.policy.unwrap_or(&NEAP);
     let device = match tenants.first() {
         Some(tenant) => tenant.work.profile.clone(),
         None => neap::device::profile::load(flags.device.device.as_deref().unwrap_or("host"))?,
@@ -143,24 +142,24 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
     };
     let report = service::serve(&options, tenants, mailbox, &mut told);
     bar.finish_and_clear();
-    let report = match report {
-        Ok(report) => report,
-        Err(no @ service::ServiceError::NeverFits { .. }) => {
-            note(&no.to_string());
-            return Ok(Answer::No);
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&Report::of(name, &report), as_json));
-    if let Some(path) = &flags.latencies_out {
+    if let Err(no @ ServiceError::NeverFits { .. }) = &report {
+        note(&no.to_string());
+        return Ok(Answer::No);
+    }
+    let report = report?;
+    let mut ending = Ending::reporting(&Report::of(policy.name, &report), as_json);
+    ending.file(flags.latencies_out.as_deref(), |path| {
         let ran = report.jobs.iter().filter_map(|j| Some((j.work.as_ref()?, &j.outcome)));
         let ran: Vec<_> = ran.map(|(work, o)| (&work.graph, &work.profile, o)).collect();
-        ending.then(|| latencies(path, &ran, &settings));
-    }
-    if let Some(path) = &asked.log {
-        ending.then(|| log(path, &report));
-    }
+        latencies(path, &ran, &settings)
+    });
+    ending.file(asked.log.as_deref(), |path| {
+        let row = |moment: &service::Moment| {
+            let name = report.jobs.get(moment.job).map_or("", |j| &j.name).to_owned();
+            [moment.at.0.to_string(), name, moment.what.to_owned(), moment.why.clone()]
+        };
+        output::csv(path, ["time_ns", "job", "what", "why"], report.moments.iter().map(row))
+    });
     let good = |v: &Verdict| matches!(v, Verdict::Done | Verdict::Stopped);
     if settings.stop.requested() {
         note("stopped by a signal");
@@ -208,10 +207,8 @@ fn planned(planning: &Planning) -> String {
 fn tenants(flags: &Flags, reader: &Reader) -> anyhow::Result<Option<Vec<Tenant>>> {
     let mut all: Vec<Tenant> = Vec::new();
     for path in &flags.subjects {
-        match reader.read(path, 1)? {
-            Ok(mut tenants) => all.append(&mut tenants),
-            Err(Refused) => return Ok(None),
-        }
+        let Some(tenants) = reader.read(path, 1)? else { return Ok(None) };
+        all.extend(tenants);
     }
     let (iterations, submit) = (&flags.iterations, &flags.service.submit);
     let listed = |what: &str, given: usize| {
@@ -246,36 +243,17 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
         None => {
             let (mut all, mut window) = (0u64, 0);
             for tenant in tenants {
-                let needs =
-                    service::needs(&tenant.work).with_context(|| format!("`{}`", tenant.name))?;
+                let Tenant { name, work, .. } = tenant;
+                let needs = service::needs(work).with_context(|| format!("`{name}`"))?;
                 // A window counts only once.
-                let shared = tenant
-                    .work
-                    .plan
-                    .window
-                    .as_ref()
-                    .map_or(0, |w| w.bytes.0.min(needs.ephemeral.0));
+                let window_bytes = work.plan.window.as_ref().map_or(0, |w| w.bytes.0);
+                let shared = window_bytes.min(needs.ephemeral.0);
                 all = all.saturating_add(needs.persistent.0 + needs.ephemeral.0 - shared);
                 window = window.max(shared);
             }
             Ok(Bytes(all.saturating_add(window)).min(available))
         }
     }
-}
-
-/// Writes the events of all jobs.
-fn log(path: &Path, report: &service::Report) -> anyhow::Result<()> {
-    neap::files::write(path, |out| {
-        let mut rows = csv::Writer::from_writer(out);
-        rows.write_record(["time_ns", "job", "what", "why"])?;
-        for moment in &report.moments {
-            let name = report.jobs.get(moment.job).map_or("", |j| &j.name);
-            rows.write_record([&moment.at.0.to_string(), name, moment.what, &moment.why])?;
-        }
-        rows.flush()
-    })?;
-    output::written(path);
-    Ok(())
 }
 
 /// Figures of a run of several jobs.

@@ -4,11 +4,30 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::bail;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use neap::device::Profile;
+use neap::sim::share::policy::{self, Policy};
 use neap::sim::share::rows;
 use neap::units::{Bytes, Nanos};
 
 use crate::output::note;
+
+/// Reads the name of one of `all`.
+pub fn named<T>(
+    all: &'static [(&'static str, T)],
+) -> impl TypedValueParser<Value = (&'static str, T)>
+where
+    T: Copy + Send + Sync + 'static,
+{
+    let names = PossibleValuesParser::new(all.iter().map(|one| one.0));
+    names.try_map(|name| all.iter().find(|one| one.0 == name).copied().ok_or("there is none"))
+}
+
+/// Reads the name of a sharing policy.
+pub fn policy() -> impl TypedValueParser<Value = &'static Policy> {
+    let names = PossibleValuesParser::new(policy::names());
+    names.try_map(|name| policy::find(&name).ok_or("there is none"))
+}
 
 /// A budget as the user writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

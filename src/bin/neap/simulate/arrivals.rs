@@ -10,14 +10,14 @@ use neap::contract::Latency;
 use neap::device::Profile;
 use neap::device::latency::Table as Latencies;
 use neap::job::Graph;
-use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
+use neap::plan::live::{Arena, Arrival, Conditions, Live, Outcome, Story};
 use neap::plan::together::{self, Job};
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::noise::Noise;
 use neap::sim::program::Direction;
-use neap::sim::share::policy::{self, Policy};
+use neap::sim::share::policy::{PACK, Policy};
 use neap::sim::share::rows;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
@@ -80,8 +80,7 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     inputs.extend(flags.real.as_deref());
     let outputs = Outputs::new(&inputs, &[plot])?;
     let coming = read(table)?;
-    let name = flags.policy.as_deref().unwrap_or("pack");
-    let policy = policy::find(name).with_context(|| format!("--policy: there is no {name}"))?;
+    let policy = flags.policy.unwrap_or(&PACK);
     let real = flags.real.as_deref().map(Latencies::read).transpose()?;
     // Each graph is read once.
     let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();
@@ -96,16 +95,11 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     }
     let device = learned.device;
     let all: Vec<&Graph> = coming.iter().map(|c| &graphs[&c.job.path].0).collect();
-    let budget = match flags.budget {
-        Some(Budget::Minimum) => {
-            bail!(
-                "--budget min: jobs that come and go have no least memory; give bytes or a share of all jobs' peaks"
-            )
-        }
-        Some(budget) => budget
-            .resolve(together::unplanned_peak(&all), &device)?
-            .unwrap_or_else(|| device.available()),
-        None => device.available(),
+    let budget = flags.budget.unwrap_or(Budget::Bytes(device.available()));
+    let Some(budget) = budget.resolve(together::unplanned_peak(&all), &device)? else {
+        bail!(
+            "--budget min: jobs that come and go have no least memory; give bytes or a share of all jobs' peaks"
+        )
     };
     let mut arrivals = Vec::with_capacity(coming.len());
     for job in &coming {
@@ -132,12 +126,10 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     });
     let outcome = live.run_with(|ended| bar.set_position(ended as u64))?;
     bar.finish_and_clear();
-    let mut ending = Ending::default();
     let report = Report::of(&arrivals, &outcome, &device, budget, policy);
-    ending.then(|| output::report(&report, as_json));
-    if let Some(path) = plot {
-        ending.then(|| output::write(path, &drawing(&arrivals, &outcome, &device, budget)?));
-    }
+    let mut ending = Ending::reporting(&report, as_json);
+    let picture = || drawing(&arrivals, &outcome, &device, budget);
+    ending.file(plot, |path| output::write(path, &picture()?));
     ending.with(Answer::yes_if(outcome.jobs.iter().all(|job| job.ended.is_some())))
 }
 
@@ -151,9 +143,10 @@ fn drawing(
     let mut changes: Vec<(Nanos, i128)> = Vec::new();
     for job in &outcome.jobs {
         let mut level = 0;
-        for (at, _, bytes) in &job.arenas {
-            changes.push((*at, i128::from(bytes.0) - level));
-            level = i128::from(bytes.0);
+        for arena in &job.arenas {
+            let bytes = i128::from(arena.arena_bytes.0);
+            changes.push((arena.at_ns, bytes - level));
+            level = bytes;
         }
         changes.extend(job.ended.map(|at| (at, -level)));
     }
@@ -196,18 +189,10 @@ struct JobReport {
     waited_for: Option<String>,
     iterations: usize,
     iteration_ns: Nanos,
-    arenas: Vec<ArenaReport>,
+    arenas: Vec<Arena>,
     late_copies: u64,
     /// The largest part of all jobs' swaps that any plan let it make beside others.
     largest_swap_part: String,
-}
-
-/// A sub-arena, and the time from which the job has it.
-#[derive(Serialize)]
-struct ArenaReport {
-    at_ns: Nanos,
-    base_bytes: Bytes,
-    arena_bytes: Bytes,
 }
 
 impl Report {
@@ -228,15 +213,7 @@ impl Report {
             waited_for: job.waited_for.clone(),
             iterations: job.iterations.len(),
             iteration_ns: median(job.iterations.iter().map(|i| i.1)),
-            arenas: job
-                .arenas
-                .iter()
-                .map(|&(at_ns, base_bytes, arena_bytes)| ArenaReport {
-                    at_ns,
-                    base_bytes,
-                    arena_bytes,
-                })
-                .collect(),
+            arenas: job.arenas.clone(),
             late_copies: job.late,
             largest_swap_part: job.swap_part.to_string(),
         };

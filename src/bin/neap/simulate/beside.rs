@@ -5,14 +5,14 @@ use std::fmt;
 use std::path::Path;
 
 use neap::contract::{JobPlan, Plan, Window};
-use neap::device::roofline;
+use neap::device::roofline::utilisation;
 use neap::job::Graph;
 use neap::report::curve::{Curve, Line, svg};
 use neap::report::table::Table;
 use neap::sim::beside::{WHOLE, Work, busy};
-use neap::sim::engine::{self, Durations, Run};
+use neap::sim::engine::{self, Deadlock, Durations, Run};
 use neap::sim::program::{Direction, Program};
-use neap::sim::rounds::{self, Course, Side, Under};
+use neap::sim::rounds::{self, Side};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -31,22 +31,15 @@ pub fn main(
     as_json: bool,
 ) -> anyhow::Result<Answer> {
     let link = &plan.device.link;
-    let programs = graphs
-        .iter()
-        .zip(&plan.jobs)
-        .map(|(graph, job)| Program::placed(graph, job))
-        .collect::<Result<Vec<_>, _>>()?;
+    let placed = |(graph, job): (&Graph, &JobPlan)| Program::placed(graph, job);
+    let programs = graphs.iter().zip(&plan.jobs).map(placed).collect::<Result<Vec<_>, _>>()?;
     let durations: Vec<Durations> =
         programs.iter().map(|program| Durations::nominal(program, link)).collect();
     let side = |(index, job): (usize, &JobPlan)| Side {
         work: Work {
             program: &programs[index],
             durations: &durations[index],
-            utilisation: roofline::utilisation(
-                &graphs[index].operators,
-                &job.latencies,
-                &plan.device,
-            ),
+            utilisation: utilisation(&graphs[index].operators, &job.latencies, &plan.device),
         },
         start: Nanos::ZERO,
         iterations,
@@ -54,12 +47,30 @@ pub fn main(
     let sides: Vec<Side<'_>> = plan.jobs.iter().enumerate().map(side).collect();
     let course = rounds::run(&sides, link)?;
     let memory = rounds::memory(&programs.iter().collect::<Vec<_>>(), &course.runs);
-    let mut jobs = Vec::with_capacity(sides.len());
-    for (index, side) in sides.iter().enumerate() {
-        let alone = engine::run(side.work.program, link, side.work.durations)?.iteration;
-        let arena = own_bytes(side.work.program, plan.jobs[index].window.as_ref());
-        jobs.push(JobReport::of(&graphs[index].name, arena, alone, &side.work, &course, index));
-    }
+    let report = |index: usize| -> Result<JobReport, Deadlock> {
+        let (work, runs) = (&sides[index].work, &course.runs[index]);
+        let sum = |of: fn(&Run) -> Nanos| runs.iter().map(|(_, run)| of(run)).sum();
+        let again = work.program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time);
+        let waits = course.waited.iter().filter(|wait| wait.job == index);
+        let waits: Vec<Nanos> = waits.map(|wait| wait.until - wait.from).collect();
+        Ok(JobReport {
+            name: graphs[index].name.clone(),
+            utilisation: f64::from(work.utilisation) / f64::from(WHOLE),
+            arena_bytes: own_bytes(work.program, plan.jobs[index].window.as_ref()),
+            alone_ns: engine::run(work.program, link, work.durations)?.iteration,
+            iteration_ns: median(runs.iter().map(|(_, run)| run.iteration)),
+            end_ns: runs.last().map_or(Nanos::ZERO, |(start, run)| *start + run.iteration),
+            late_copies: runs.iter().map(|(_, run)| u64::from(run.late_copies)).sum(),
+            swap_in_stall_ns: sum(|run| run.stalls.swap_in),
+            swap_out_stall_ns: sum(|run| run.stalls.swap_out),
+            tail_stall_ns: sum(|run| run.stalls.tail),
+            recompute_ns: Nanos(again.sum::<Nanos>().0.saturating_mul(runs.len() as u64)),
+            window_waits: waits.len(),
+            window_wait_ns: waits.iter().copied().sum(),
+            longest_wait: waits.iter().copied().max().unwrap_or_default(),
+        })
+    };
+    let jobs = (0..sides.len()).map(report).collect::<Result<Vec<_>, _>>()?;
     let busy = |direction| ratio(busy(&course.carried, direction).0, course.end.0);
     let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
     let in_turn = |job: &JobReport| job.alone_ns.0.saturating_mul(u64::from(iterations));
@@ -74,14 +85,13 @@ pub fn main(
         d2h_busy: busy(Direction::D2h),
         jobs,
     };
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&report, as_json));
-    if let Some(path) = picture {
+    let mut ending = Ending::reporting(&report, as_json);
+    ending.file(picture, |path| {
         let title = format!("{} jobs on {}", graphs.len(), plan.device.name);
         let curves = [Curve { name: "all jobs", points: &memory }];
         let lines = [Line { name: "budget", value: plan.budget }];
-        ending.then(|| output::write(path, &svg(&title, &curves, &lines)?));
-    }
+        output::write(path, &svg(&title, &curves, &lines)?)
+    });
     ending.with(Answer::Yes)
 }
 
@@ -89,12 +99,10 @@ pub fn main(
 fn own_bytes(program: &Program, window: Option<&Window>) -> Bytes {
     let own = |at: Bytes| window.is_none_or(|w| at < w.offset || at >= w.offset + w.bytes);
     let placed = program.residencies.iter().filter_map(|r| Some((r.offset?, r.bytes)));
-    let (low, high) = placed
-        .filter(|(at, _)| own(*at))
-        .fold((Bytes(u64::MAX), Bytes::ZERO), |(low, high), (at, bytes)| {
-            (low.min(at), high.max(at + bytes))
-        });
-    high.saturating_sub(low)
+    let placed: Vec<(Bytes, Bytes)> = placed.filter(|(at, _)| own(*at)).collect();
+    let low = placed.iter().map(|(at, _)| *at).min().unwrap_or_default();
+    let high = placed.iter().map(|(at, bytes)| *at + *bytes).max().unwrap_or_default();
+    high - low
 }
 
 /// Jobs of a plan beside each other.
@@ -133,39 +141,6 @@ struct JobReport {
     window_wait_ns: Nanos,
     #[serde(skip)]
     longest_wait: Nanos,
-}
-
-impl JobReport {
-    fn of(
-        name: &str,
-        arena_bytes: Bytes,
-        alone_ns: Nanos,
-        work: &Under<'_>,
-        course: &Course,
-        index: usize,
-    ) -> Self {
-        let runs = &course.runs[index];
-        let sum = |of: fn(&Run) -> Nanos| runs.iter().map(|(_, run)| of(run)).sum();
-        let again = work.program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time);
-        let waits = course.waited.iter().filter(|wait| wait.job == index);
-        let waits: Vec<Nanos> = waits.map(|wait| wait.until - wait.from).collect();
-        Self {
-            name: name.to_owned(),
-            utilisation: f64::from(work.utilisation) / f64::from(WHOLE),
-            arena_bytes,
-            alone_ns,
-            iteration_ns: median(runs.iter().map(|(_, run)| run.iteration)),
-            end_ns: runs.last().map_or(Nanos::ZERO, |(start, run)| *start + run.iteration),
-            late_copies: runs.iter().map(|(_, run)| u64::from(run.late_copies)).sum(),
-            swap_in_stall_ns: sum(|run| run.stalls.swap_in),
-            swap_out_stall_ns: sum(|run| run.stalls.swap_out),
-            tail_stall_ns: sum(|run| run.stalls.tail),
-            recompute_ns: Nanos(again.sum::<Nanos>().0.saturating_mul(runs.len() as u64)),
-            window_waits: waits.len(),
-            window_wait_ns: waits.iter().copied().sum(),
-            longest_wait: waits.iter().copied().max().unwrap_or_default(),
-        }
-    }
 }
 
 impl fmt::Display for Report {

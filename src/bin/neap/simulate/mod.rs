@@ -8,17 +8,17 @@ mod one;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use clap::builder::PossibleValuesParser;
 use neap::contract::Plan;
 use neap::device::latency::{Table, latencies};
 use neap::job::Graph;
 use neap::plan::Method;
-use neap::sim::share::policy;
+use neap::sim::share::policy::Policy;
 
 use crate::accounting::Accounting;
 use crate::output::Answer;
 use crate::settings::allocator::AllocatorFlags;
 use crate::settings::planner::named;
+use crate::settings::values::policy;
 use crate::settings::{self, Budget, DeviceFlags, Outputs, Subject};
 
 /// Simulate a plan, or a job without a plan.
@@ -42,9 +42,8 @@ pub struct Flags {
     planner: Option<Method>,
     /// With --arrivals: the policy that decides the order of admission, and which of the admitted
     /// jobs run their next iteration; `pack` by default, under which all do.
-    #[arg(long, value_name = "NAME", requires = "arrivals",
-          value_parser = PossibleValuesParser::new(policy::names()))]
-    policy: Option<String>,
+    #[arg(long, value_name = "NAME", requires = "arrivals", value_parser = policy())]
+    policy: Option<&'static Policy>,
     /// The graph of the plan; by default at the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
     graph: Vec<PathBuf>,

@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use super::{Flags, files};
 use crate::accounting::{Accounting, ExtraReport, PaperReport, Shares, ratio};
-use crate::output::{self, Answer, Ending, note};
+use crate::output::{Answer, Ending, note};
 use crate::settings::allocator::{BesideReport, ReservedReport};
 use crate::settings::{self, Budget, Site};
 use crate::timeline;
@@ -117,8 +117,7 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
         };
         report.passive = Some(passive);
     }
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&report, as_json));
+    let mut ending = Ending::reporting(&report, as_json);
     if let Some(path) = &flags.plot {
         let of = flags.subject();
         ending.then(|| files::plot(path, of, case, &run, &curve, reserved));

@@ -27,8 +27,8 @@ use super::layout::{Item, Layout};
 use super::mechanism::{Mechanism, Room, Settings};
 use super::memory::Need;
 use super::policy::{Facts, Policy, Style};
-use super::result::{JobResult, Outcome, Span, Verdict};
-use crate::units::{Bytes, Nanos, id32};
+use super::result::{JobResult, Outcome, Verdict};
+use crate::units::{Bytes, Nanos, id32, saturated};
 
 /// How many waiting jobs are tried when room is free, in the policy's order.
 const LOOK: usize = 64;
@@ -39,7 +39,7 @@ const NEVER: u64 = u64::MAX;
 /// What an outcome records besides the figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// Memory over time, and which job ran when.
+    /// Memory over time.
     pub moments: bool,
     /// Records why this job waited.
     pub reasons: Option<u32>,
@@ -280,14 +280,22 @@ impl<'a> Engine<'a> {
         if self.state[index] != State::Running {
             return self.remaining[index];
         }
-        let done = (self.clock(job).at.saturating_sub(self.base[index]) * 1000
-            / self.slowdown(job))
-            >> FINE;
-        self.remaining[index].saturating_sub(u64::try_from(done).unwrap_or(NEVER))
+        let done = saturated(self.done(job, self.clock(job).at));
+        self.remaining[index].saturating_sub(done)
+    }
+
+    /// The work that a running job has done since it started, when its clock reads `at`.
+    fn done(&self, job: u32, at: u128) -> u128 {
+        (at.saturating_sub(self.base[job as usize]) * 1000 / self.slowdown(job)) >> FINE
     }
 
     fn slowdown(&self, job: u32) -> u128 {
         u128::from(self.settings.slowdown(self.jobs[job as usize].utilisation))
+    }
+
+    /// The time that some work of a job takes, in units of the clock.
+    fn units(&self, job: u32, work: u64) -> u128 {
+        (u128::from(work) * self.slowdown(job) / 1000) << FINE
     }
 
     fn events(&mut self) {
@@ -326,14 +334,10 @@ impl<'a> Engine<'a> {
                 None
             };
             if let Some(verdict) = early {
-                (self.outcome.jobs[id as usize].verdict, self.outcome.jobs[id as usize].end) =
-                    (verdict, job.submit);
-                if self.keep.reasons == Some(id) {
-                    self.outcome.reasons.push((
-                        Nanos(self.now),
-                        format!("{}: needs {} + {}", verdict.word(), job.persistent, job.ephemeral),
-                    ));
-                }
+                let result = &mut self.outcome.jobs[id as usize];
+                (result.verdict, result.end) = (verdict, job.submit);
+                let (persistent, ephemeral) = job.need();
+                self.say(id, || format!("{}: needs {persistent} + {ephemeral}", verdict.word()));
                 continue;
             }
             if let Some(kill) = job.kill {
@@ -371,22 +375,21 @@ impl<'a> Engine<'a> {
             }
             State::Serving => {
                 self.serving -= u64::from(self.demand(job));
+                let time = self.now - self.since[index];
+                let result = &mut self.outcome.jobs[index];
                 if let Some(before) = self.slow_at.remove(&job) {
-                    let time = u128::from(self.now - self.since[index]).max(1);
-                    self.outcome.jobs[index].dilation =
-                        u32::try_from((self.slow - before) / time).unwrap_or(u32::MAX).max(1000);
+                    let mean = (self.slow - before) / u128::from(time).max(1);
+                    result.dilation = u32::try_from(mean).unwrap_or(u32::MAX).max(1000);
                 }
-                self.outcome.jobs[index].served = Nanos(self.now - self.since[index]);
+                result.served = Nanos(time);
                 self.release(job);
             }
         }
         self.state[index] = State::Away;
         self.there.remove(&job);
-        self.outcome.jobs[index].end = Nanos(self.now);
-        self.outcome.jobs[index].verdict = verdict;
-        if self.last == Some(job) {
-            self.last = None;
-        }
+        let result = &mut self.outcome.jobs[index];
+        (result.end, result.verdict) = (Nanos(self.now), verdict);
+        self.last = self.last.filter(|last| *last != job);
     }
 
     /// Stops a running job. Its memory stays where it is.
@@ -402,23 +405,15 @@ impl<'a> Engine<'a> {
         }
         clock.utilised -= utilisation;
         self.iterations -= u128::from(self.jobs[index].iteration.0);
-        if self.keep.moments {
-            self.outcome.spans.push(Span {
-                job,
-                from: Nanos(self.since[index]),
-                to: Nanos(self.now),
-            });
-        }
     }
 
     /// A running job gives way at the end of an iteration, when the clock read `at`.
     fn stop(&mut self, job: u32, at: u128) {
         let index = job as usize;
         let iteration = u128::from(self.jobs[index].iteration.0);
-        let done = ((at.saturating_sub(self.base[index]) * 1000 / self.slowdown(job)) >> FINE)
-            + iteration / 2;
+        let done = self.done(job, at) + iteration / 2;
         self.take_off(job);
-        let done = u64::try_from(done / iteration * iteration).unwrap_or(NEVER);
+        let done = saturated(done / iteration * iteration);
         self.remaining[index] = self.remaining[index].saturating_sub(done).max(1);
         self.outcome.jobs[index].switches += 1;
         self.outcome.switches += 1;
@@ -477,12 +472,12 @@ impl<'a> Engine<'a> {
 
     /// The work that a running job had left when it started, in units of the clock.
     fn length(&self, job: u32) -> u128 {
-        (u128::from(self.remaining[job as usize]) * self.slowdown(job) / 1000) << FINE
+        self.units(job, self.remaining[job as usize])
     }
 
     /// The length of a job's iteration, in units of the clock.
     fn boundary(&self, job: u32) -> u128 {
-        (u128::from(self.jobs[job as usize].iteration.0) * self.slowdown(job) / 1000) << FINE
+        self.units(job, self.jobs[job as usize].iteration.0)
     }
 
     /// The clock's reading at which a running job will outgrow what it was admitted with; `None` if

@@ -1,7 +1,7 @@
 //! The engine's memory: which jobs are admitted and sent away, which outgrow what they were
 //! admitted with, and where their memory lies.
 
-use super::super::check::{Picture, Resident, check};
+use super::super::check::check;
 use super::super::lanes::Join;
 use super::super::layout::Item;
 use super::super::mechanism::{Mechanism, Room};
@@ -238,22 +238,10 @@ impl Engine<'_> {
         if !self.keep.proof || self.outcome.harm.is_some() {
             return;
         }
-        let at = |item: Item| self.layout.as_ref().and_then(|l| l.at(item)).map(|at| at.0);
-        let resident = |(id, held, lane): (u32, Bytes, Option<u32>)| {
-            // Any of the jobs that take turns may hold this seat.
-            let (persistent, ephemeral) = self.needs.get(id as usize).copied().unwrap_or(self.turn);
-            Resident {
-                persistent: persistent.max(held).0,
-                at: at(Item::Persistent(id)),
-                ephemeral: ephemeral.0,
-                lane,
-            }
-        };
-        let picture = Picture {
-            capacity: self.settings.capacity.0,
-            residents: lanes.residents().map(resident).collect(),
-            lanes: lanes.lanes().map(|(id, l)| (id, l.size.0, at(Item::Lane(id)))).collect(),
-        };
+        // Any of the jobs that take turns may hold the last seat.
+        let need = |id: u32| self.needs.get(id as usize).copied().unwrap_or(self.turn);
+        let at = |item: Item| self.layout.as_ref()?.at(item);
+        let picture = lanes.picture(self.settings.capacity, need, at);
         let nowhere = self.layout.is_some()
             && (picture.residents.iter().any(|r| r.at.is_none())
                 || picture.lanes.iter().any(|l| l.2.is_none()));

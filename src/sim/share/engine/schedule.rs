@@ -9,17 +9,19 @@ use super::super::lanes::{Join, LaneId, MOST};
 use super::super::mechanism::{Mechanism, Room};
 use super::super::policy::{Style, choose};
 use super::{Engine, Key, LOOK, NEVER, State};
+use crate::units::{Bytes, Nanos, saturated};
 
 /// Before every key.
 const FIRST: Key = (i64::MIN, 0, 0);
-use crate::units::{Bytes, Nanos};
 
 impl Engine<'_> {
     pub(super) fn schedule(&mut self) {
         while self.serve() {}
         match self.style {
-            Style::All => self.all(),
-            Style::Rotating => self.rotating(),
+            Style::All => self.admit(Join::Own, |engine, job| engine.start(job, Bytes::ZERO)),
+            Style::Rotating => {
+                self.admit(Join::Share, |engine, job| engine.start(job, Bytes::ZERO))
+            }
             Style::One { preempts } => self.one(preempts),
             Style::UntilBusy { preempts: false } => self.fill(),
             Style::UntilBusy { preempts: true } => self.until_busy(),
@@ -49,20 +51,32 @@ impl Engine<'_> {
         asked == LOOK && came > 0
     }
 
+    /// The oldest job, and from when on it is overdue.
+    fn oldest(&self) -> Option<(u32, u64)> {
+        let &oldest = self.there.first()?;
+        let submit = self.jobs[oldest as usize].submit.0;
+        Some((oldest, submit.saturating_add(self.settings.patience.0)))
+    }
+
     /// The oldest job, if it was submitted longer ago than the patience.
     fn overdue(&self) -> Option<u32> {
-        let oldest = *self.there.first()?;
-        (self.jobs[oldest as usize].submit.0.saturating_add(self.settings.patience.0) <= self.now)
-            .then_some(oldest)
+        self.oldest().filter(|oldest| oldest.1 <= self.now).map(|oldest| oldest.0)
+    }
+
+    /// The same, if it waits.
+    fn waits_overdue(&self) -> Option<u32> {
+        self.overdue().filter(|&job| self.state[job as usize] == State::Waiting)
     }
 
     /// When the oldest job becomes overdue, if the policy cares.
     pub(super) fn falls_overdue(&self) -> u64 {
-        let oldest = self
-            .there
-            .first()
-            .map(|&j| self.jobs[j as usize].submit.0.saturating_add(self.settings.patience.0));
-        oldest.filter(|at| *at > self.now && self.policy.ages).unwrap_or(NEVER)
+        let falls = self.oldest().map(|oldest| oldest.1);
+        falls.filter(|at| *at > self.now && self.policy.ages).unwrap_or(NEVER)
+    }
+
+    /// The waiting jobs that are tried when room is free.
+    fn line(&self) -> Vec<u32> {
+        self.waiting.iter().take(LOOK).map(|key| key.2).collect()
     }
 
     /// Admits waiting jobs in the policy's order, as far as there is room.
@@ -71,20 +85,16 @@ impl Engine<'_> {
         let released = self.released;
         let skips = self.policy.skips || released;
         loop {
-            let closed =
-                self.overdue().filter(|&j| !released && self.state[j as usize] == State::Waiting);
+            let closed = self.waits_overdue().filter(|_| !released);
             let looked: Vec<u32> = match closed {
                 Some(oldest) => vec![oldest],
-                None if self.freed || !skips => {
-                    self.waiting.iter().take(LOOK).map(|k| k.2).collect()
-                }
+                None if self.freed || !skips => self.line(),
                 // No room was freed, so a job that did not fit before does not fit now.
                 None => {
-                    let came =
-                        self.came.iter().filter(|&&j| self.state[j as usize] == State::Waiting);
-                    let mut came: Vec<Key> = came.map(|&j| self.line_key(j)).collect();
-                    came.sort_unstable();
-                    came.iter().map(|k| k.2).collect()
+                    let mut came = self.came.clone();
+                    came.retain(|&job| self.state[job as usize] == State::Waiting);
+                    came.sort_by_key(|&job| self.line_key(job));
+                    came
                 }
             };
             let (mut again, mut refused) = (closed.is_some() || looked.len() >= LOOK, false);
@@ -106,14 +116,6 @@ impl Engine<'_> {
             // The overdue job was admitted, so the jobs behind it are tried again.
             self.freed |= closed.is_some();
         }
-    }
-
-    fn all(&mut self) {
-        self.admit(Join::Own, |engine, job| engine.start(job, Bytes::ZERO));
-    }
-
-    fn rotating(&mut self) {
-        self.admit(Join::Share, |engine, job| engine.start(job, Bytes::ZERO));
     }
 
     /// One job at a time in each lane: the first in the policy's order.
@@ -143,10 +145,8 @@ impl Engine<'_> {
             return self.one_in_each_lane();
         }
         loop {
-            let aged = self
-                .overdue()
-                .filter(|&j| self.policy.ages && self.state[j as usize] == State::Waiting)
-                .map(|j| self.line_key(j));
+            let aged = self.waits_overdue().filter(|_| self.policy.ages);
+            let aged = aged.map(|job| self.line_key(job));
             let Some(best) = aged.or(self.waiting.first().copied()) else { return };
             let runner = self.runs().next();
             if let Some(runner) = runner {
@@ -165,20 +165,14 @@ impl Engine<'_> {
                 return;
             }
             self.waiting.remove(&best);
-            let out = self
-                .last
-                .take()
-                .filter(|&l| l != job)
-                .map_or(Bytes::ZERO, |l| self.needs[l as usize].0);
+            let out = self.last.take().filter(|&last| last != job);
+            let out = out.map_or(Bytes::ZERO, |last| self.needs[last as usize].0);
             return self.start(job, out);
         }
     }
 
     fn fill(&mut self) {
-        let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
-        let candidates = closed
-            .map_or_else(|| self.waiting.iter().take(LOOK).map(|k| k.2).collect(), |j| vec![j]);
-        for job in candidates {
+        for job in self.waits_overdue().map_or_else(|| self.line(), |job| vec![job]) {
             let utilised: u64 = self.clocks.values().map(|clock| clock.utilised).sum();
             if utilised + self.serving >= u64::from(WHOLE) {
                 return;
@@ -224,18 +218,18 @@ impl Engine<'_> {
         let head = self.overdue();
         let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
         // Services stay. Persistent memory stays too where the policy does not move it.
-        let served = u64::try_from(self.served.persistent).unwrap_or(u64::MAX / 4);
+        let served = Bytes(saturated(self.served.persistent).min(u64::MAX / 4));
         let mut taken =
-            self.served.largest().1.0 + if self.moves { served } else { lanes.persistent().0 };
+            self.served.largest().1 + if self.moves { served } else { lanes.persistent() };
         // While an overdue job does not fit, no job behind it is admitted.
         let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
         let fits = |job: u32| {
             let need = self.needs[job as usize];
-            let (persistent, ephemeral) = lanes.charge(need.0, need.1);
+            let (persistent, ephemeral) = lanes.charge(need);
             let held = !self.moves && self.state[job as usize] != State::Waiting;
-            let more = ephemeral.0 + if held { 0 } else { persistent.0 };
+            let more = ephemeral + if held { Bytes::ZERO } else { persistent };
             if closed && head != Some(job) && self.state[job as usize] == State::Waiting
-                || taken + more > lanes.capacity().0
+                || taken + more > lanes.capacity()
             {
                 return false;
             }

@@ -5,27 +5,19 @@ use rand_pcg::Pcg64;
 
 use super::super::check::{Picture, Resident, check};
 use super::super::lanes::{Join, Lanes, Mode};
-use super::super::layout::{Item, Layout};
+use super::super::layout::Layout;
+use super::super::memory::Need;
 use super::GIB;
 use super::progressive::{self, End};
 use crate::units::Bytes;
 
 /// What the lanes say, with the needs that were asked for, for the checker.
-fn picture(capacity: u64, lanes: &Lanes, layout: &Layout, needs: &[(u64, u64)]) -> Picture {
-    let at = |item: Item| layout.items().find(|i| i.0 == item).map(|i| i.1.0);
-    let resident = |(id, persistent, lane): (u32, Bytes, Option<u32>)| {
-        let (asked, ephemeral) = needs[id as usize];
-        assert!(
-            persistent.0 >= asked,
-            "job {id} asked for {asked} persistent bytes and is held to {persistent}"
-        );
-        Resident { persistent: persistent.0, at: at(Item::Persistent(id)), ephemeral, lane }
-    };
-    Picture {
-        capacity,
-        residents: lanes.residents().map(resident).collect(),
-        lanes: lanes.lanes().map(|(id, l)| (id, l.size.0, at(Item::Lane(id)))).collect(),
+fn picture(capacity: Bytes, lanes: &Lanes, layout: &Layout, needs: &[Need]) -> Picture {
+    for (id, persistent, _) in lanes.residents() {
+        let asked = needs[id as usize].0;
+        assert!(persistent >= asked, "job {id} asked for {asked} and is held to {persistent}");
     }
+    lanes.picture(capacity, |id| needs[id as usize], |item| layout.at(item))
 }
 
 #[test]
@@ -40,14 +32,15 @@ fn a_million_changes_are_safe_down_to_addresses() {
         let mut random = Pcg64::new(seed, 3);
         let mut below = |n: u64| random.next_u64() % n.max(1);
         let capacity = 1000 + below(1 << 34);
+        let arena = Bytes(capacity);
         let mode = [Mode::Paper, Mode::Neap, Mode::AsReleased][below(3) as usize];
-        let mut lanes = Lanes::new(Bytes(capacity), mode, 1 + below(6) as usize);
-        let mut layout = Layout::new(Bytes(capacity));
-        let mut needs: Vec<(u64, u64)> = Vec::new();
+        let mut lanes = Lanes::new(arena, mode, 1 + below(6) as usize);
+        let mut layout = Layout::new(arena);
+        let mut needs: Vec<Need> = Vec::new();
         for _ in 0..1000 {
             let size = |below: &mut dyn FnMut(u64) -> u64| {
                 let large = below(4) == 0;
-                below(if large { capacity } else { capacity / 8 })
+                Bytes(below(if large { capacity } else { capacity / 8 }))
             };
             let resident = |lanes: &Lanes, n: u64| {
                 lanes.residents().nth(n as usize % lanes.residents().count().max(1)).map(|r| r.0)
@@ -58,8 +51,7 @@ fn a_million_changes_are_safe_down_to_addresses() {
                     needs.push(need);
                     let join = [Join::Own, Join::Share, Join::Serve][below(3) as usize];
                     let before = lanes.residents().count();
-                    let got =
-                        lanes.admit(needs.len() as u32 - 1, Bytes(need.0), Bytes(need.1), join);
+                    let got = lanes.admit(needs.len() as u32 - 1, need, join);
                     refused += u64::from(got.is_none());
                     if let Some(lane) = got.filter(|_| join == Join::Own) {
                         let members = lanes.lane(lane).map_or(0, |l| l.members.len());
@@ -79,28 +71,25 @@ fn a_million_changes_are_safe_down_to_addresses() {
                 }
                 8 => {
                     if let Some(id) = resident(&lanes, below(64)) {
-                        let more = (
-                            needs[id as usize].0 + below(capacity / 16),
-                            needs[id as usize].1 + below(capacity / 16),
-                        );
-                        let in_lane = lanes.residents().any(|r| r.0 == id && r.2.is_some());
-                        if lanes.grow(id, Bytes(more.0), Bytes(more.1)) {
+                        let had = needs[id as usize];
+                        let mut more = |bytes| bytes + Bytes(below(capacity / 16));
+                        let more = (more(had.0), more(had.1));
+                        let in_lane = lanes.resident(id).is_some_and(|r| r.1.is_some());
+                        if lanes.grow(id, more) {
                             grown += 1;
-                            needs[id as usize] =
-                                if in_lane { more } else { (more.0, needs[id as usize].1) };
+                            needs[id as usize] = if in_lane { more } else { (more.0, had.1) };
                         }
                     }
                 }
                 _ => {
                     if let Some(id) = resident(&lanes, below(64)) {
-                        let need = needs[id as usize];
-                        lanes.admit(id, Bytes(need.0), Bytes(need.1), Join::Share);
+                        lanes.admit(id, needs[id as usize], Join::Share);
                     }
                 }
             }
             packed += layout.follow(&lanes).defragmentations;
             done += 1;
-            let picture = picture(capacity, &lanes, &layout, &needs);
+            let picture = picture(arena, &lanes, &layout, &needs);
             assert!(
                 picture.residents.iter().all(|r| r.at.is_some())
                     && picture.lanes.iter().all(|l| l.2.is_some()),
@@ -116,55 +105,39 @@ fn a_million_changes_are_safe_down_to_addresses() {
 }
 
 /// Algorithm 1 as the paper prints it: joins the best lane without looking at persistent memory.
-struct Printed {
-    capacity: u64,
-    residents: Vec<Resident>,
-    lanes: Vec<(u32, u64, Option<u64>)>,
-}
-
-impl Printed {
-    fn admit(&mut self, persistent: u64, ephemeral: u64) -> bool {
-        let held: u64 = self.residents.iter().map(|r| r.persistent).sum();
-        let sizes: u64 = self.lanes.iter().map(|l| l.1).sum();
-        let lane = if held + persistent + sizes + ephemeral <= self.capacity {
-            self.lanes.push((self.lanes.len() as u32, ephemeral, None));
-            self.lanes.len() - 1
-        } else if let Some((at, _)) =
-            self.lanes.iter().enumerate().filter(|(_, l)| l.1 >= ephemeral).min_by_key(|(_, l)| l.1)
-        {
-            at
-        } else if let Some(at) = (0..self.lanes.len())
-            .find(|&at| held + persistent + sizes - self.lanes[at].1 + ephemeral <= self.capacity)
-        {
-            self.lanes[at].1 = ephemeral;
-            at
-        } else {
-            return false;
-        };
-        self.residents.push(Resident { persistent, at: None, ephemeral, lane: Some(lane as u32) });
-        true
-    }
+fn as_printed(device: &mut Picture, persistent: u64, ephemeral: u64) -> bool {
+    let lanes = &mut device.lanes;
+    let held = persistent + device.residents.iter().map(|r| r.persistent).sum::<u64>();
+    let sizes: u64 = lanes.iter().map(|l| l.1).sum();
+    let best =
+        (0..lanes.len()).filter(|&at| lanes[at].1 >= ephemeral).min_by_key(|&at| lanes[at].1);
+    let safe = |&at: &usize| held + sizes - lanes[at].1 + ephemeral <= device.capacity;
+    let lane = if held + sizes + ephemeral <= device.capacity {
+        lanes.push((lanes.len() as u32, ephemeral, None));
+        lanes.len() - 1
+    } else if let Some(best) = best {
+        best
+    } else if let Some(at) = (0..lanes.len()).find(safe) {
+        lanes[at].1 = ephemeral;
+        at
+    } else {
+        return false;
+    };
+    let lane = Some(lane as u32);
+    device.residents.push(Resident { persistent, at: None, ephemeral, lane });
+    true
 }
 
 #[test]
 fn the_algorithm_as_printed_is_caught_and_ours_refuses() {
-    let mut printed = Printed { capacity: 16, residents: Vec::new(), lanes: Vec::new() };
+    let mut printed = Picture { capacity: 16, ..Picture::default() };
     let mut ours = Lanes::new(Bytes(16), Mode::Paper, 8);
     for (persistent, ephemeral) in [(6, 9), (5, 4)] {
-        let admitted = printed.admit(persistent, ephemeral);
-        assert!(admitted);
+        assert!(as_printed(&mut printed, persistent, ephemeral));
         let id = ours.residents().count() as u32;
-        let right = ours.admit(id, Bytes(persistent), Bytes(ephemeral), Join::Share).is_some();
-        let picture = Picture {
-            capacity: 16,
-            residents: printed.residents.clone(),
-            lanes: printed.lanes.clone(),
-        };
-        assert_eq!(
-            check(&picture).is_ok(),
-            right,
-            "the checker and the algorithm made right must agree"
-        );
+        let right = ours.admit(id, (Bytes(persistent), Bytes(ephemeral)), Join::Share).is_some();
+        let safe = check(&printed).is_ok();
+        assert_eq!(safe, right, "the checker and the algorithm made right must agree");
     }
     assert_eq!(ours.residents().count(), 1);
 }
@@ -173,7 +146,7 @@ fn the_algorithm_as_printed_is_caught_and_ours_refuses() {
 fn each_branch_of_algorithm_1_is_reached() {
     let mut lanes = Lanes::new(Bytes(100), Mode::Paper, 8);
     let mut admit = |job, persistent, ephemeral| {
-        let lane = lanes.admit(job, Bytes(persistent), Bytes(ephemeral), Join::Share);
+        let lane = lanes.admit(job, (Bytes(persistent), Bytes(ephemeral)), Join::Share);
         (lane, lanes.free())
     };
     // Two lanes are opened.
@@ -191,7 +164,7 @@ fn each_branch_of_algorithm_1_is_reached() {
 #[test]
 fn a_job_that_needs_a_lane_of_its_own_joins_none_in_the_released_code() {
     let mut lanes = Lanes::new(Bytes(16 * GIB), Mode::AsReleased, 8);
-    let mut admit = |job, join| lanes.admit(job, Bytes::ZERO, Bytes(10 * GIB), join);
+    let mut admit = |job, join| lanes.admit(job, (Bytes::ZERO, Bytes(10 * GIB)), join);
     assert_eq!(admit(0, Join::Own), Some(0));
     assert_eq!(admit(1, Join::Own), None);
     assert_eq!(admit(1, Join::Share), Some(0));
@@ -246,5 +219,5 @@ fn the_released_code_keeps_a_reserve_and_adds_margins() {
     let lanes = Lanes::new(Bytes(1000), Mode::AsReleased, 1);
     assert_eq!(lanes.capacity(), Bytes(0), "more is kept in reserve");
     let lanes = Lanes::new(Bytes(16 * GIB), Mode::AsReleased, 1);
-    assert_eq!(lanes.charge(Bytes(100), Bytes(90)), (Bytes(110), Bytes(100)));
+    assert_eq!(lanes.charge((Bytes(100), Bytes(90))), (Bytes(110), Bytes(100)));
 }

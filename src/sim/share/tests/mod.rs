@@ -38,13 +38,14 @@ fn settings(mechanism: Mechanism, mode: Mode) -> Settings {
     Settings { mechanism, mode, ..Settings::default() }
 }
 
+/// Simulates with every change proved safe.
 fn run(jobs: &[Job], name: &str, settings: &Settings) -> Outcome {
-    simulate(jobs, policy::find(name).unwrap(), settings, Keep::default())
+    explained(jobs, name, settings, None)
 }
 
-/// As [`run`], with every change proved safe.
-fn proved(jobs: &[Job], name: &str, settings: &Settings) -> Outcome {
-    let keep = Keep { proof: true, ..Keep::default() };
+/// As [`run`], with the reasons why a job waited.
+fn explained(jobs: &[Job], name: &str, settings: &Settings, reasons: Option<u32>) -> Outcome {
+    let keep = Keep { moments: true, reasons, proof: true };
     let outcome = simulate(jobs, policy::find(name).unwrap(), settings, keep);
     assert_eq!(outcome.harm, None, "{name}, {settings:?}");
     outcome
@@ -62,11 +63,9 @@ fn two_lanes() -> (Vec<Job>, Settings) {
 #[test]
 fn a_simulation_opens_joins_and_widens_lanes_and_each_is_fair_by_itself() {
     let (jobs, settings) = two_lanes();
-    let keep = Keep { moments: true, proof: true, ..Keep::default() };
-    let fair = policy::find("fair").unwrap();
-    let outcome = simulate(&jobs, fair, &settings, keep);
+    let outcome = run(&jobs, "fair", &settings);
     let first = &outcome.moments[0];
-    assert_eq!((outcome.harm, first.persistent), (None, Bytes(35 * GIB)));
+    assert_eq!(first.persistent, Bytes(35 * GIB));
     assert_eq!(first.lanes, [(0, Bytes(45 * GIB)), (1, Bytes(20 * GIB))]);
     let of = |at: usize| (outcome.jobs[at].admitted.map(|t| t.0 / S), outcome.jobs[at].end.0 / S);
     // Two lanes share the device, so each job has a quarter until b has done its 40 s. In its place
@@ -122,7 +121,7 @@ fn the_released_code_has_one_lane_for_turns_and_lets_smaller_jobs_pass() {
     let jobs = [job("a", 0, 60, (6, 4)), job("b", 1, 60, (2, 4)), job("c", 2, 60, (1, 2))];
     let released = settings(Mechanism::Lanes, Mode::AsReleased);
     let admitted = |name| {
-        let outcome = proved(&jobs, name, &released);
+        let outcome = run(&jobs, name, &released);
         outcome.jobs.iter().map(|job| job.admitted.unwrap().0 / S).collect::<Vec<_>>()
     };
     assert_eq!((admitted("fair"), admitted("srtf")), (vec![0, 1, 2], vec![0, 1, 2]));
@@ -134,11 +133,8 @@ fn the_released_code_has_one_lane_for_turns_and_lets_smaller_jobs_pass() {
 fn equal_jobs_share_equally_and_the_total_is_constant() {
     // Salus, Fig. 11: 15 s alone, 15 s at a half, then thirds.
     let jobs = [job("a", 0, 60, (1, 1)), job("b", 15, 60, (1, 1)), job("c", 30, 60, (1, 1))];
-    let ends: Vec<f64> = run(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap))
-        .jobs
-        .iter()
-        .map(|j| j.end.0 as f64 / 1e9)
-        .collect();
+    let outcome = run(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap));
+    let ends: Vec<f64> = outcome.jobs.iter().map(|j| j.end.0 as f64 / 1e9).collect();
     // a: 15 + 15/2 done at 30 s, 37.5 left at a third; b then has 15 left at a half; c the rest.
     for (end, want) in ends.iter().zip([142.5, 172.5, 180.0]) {
         assert!((end - want).abs() < 0.02 * 37.5 / 3.0, "{ends:?}");
@@ -151,21 +147,17 @@ fn equal_jobs_share_equally_and_the_total_is_constant() {
     };
     for mode in [Mode::Neap, Mode::Paper] {
         for from in (0..140).step_by(5) {
-            let shares = served(from + 5, mode)
-                .iter()
-                .zip(served(from, mode))
-                .map(|(b, a)| (b - a) / 5.0)
-                .collect::<Vec<_>>();
+            let (before, after) = (served(from, mode), served(from + 5, mode));
+            let both = before.iter().zip(&after);
+            let shares: Vec<f64> = both.map(|(before, after)| (after - before) / 5.0).collect();
             let there = 1 + usize::from(from >= 15) + usize::from(from >= 30);
             let want = 1.0 / there as f64;
             for (job, share) in shares.iter().enumerate() {
                 let want = if job < there { want } else { 0.0 };
                 assert!((share - want).abs() <= 0.02 * want, "{mode:?}, from {from} s: {shares:?}");
             }
-            assert!(
-                (shares.iter().sum::<f64>() - 1.0).abs() < 0.001,
-                "{mode:?}, from {from} s: {shares:?}"
-            );
+            let sum: f64 = shares.iter().sum();
+            assert!((sum - 1.0).abs() < 0.001, "{mode:?}, from {from} s: {shares:?}");
         }
     }
 }
@@ -178,7 +170,7 @@ fn a_hole_that_is_too_small_is_made_larger_and_that_takes_time() {
     jobs.iter_mut().for_each(|j| j.utilisation = 100);
     // a ends when b is within an iteration.
     jobs[0].work = Nanos(10_050_000_000);
-    let outcome = proved(&jobs, "pack", &settings(Mechanism::Lanes, Mode::Neap));
+    let outcome = run(&jobs, "pack", &settings(Mechanism::Lanes, Mode::Neap));
     assert_eq!((outcome.packs, outcome.packed), (1, u128::from(4 * GIB)));
     // Every byte is read and written; before that, b's iteration ends.
     let copies = (2 * 4 * GIB).div_ceil(732);
@@ -197,10 +189,12 @@ fn outgrowing(name: &str, work: u64, admitted: (u64, u64), gib: (u64, u64)) -> J
 
 #[test]
 fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
-    let explained = Keep { reasons: Some(0), proof: true, ..Keep::default() };
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
-    let go = |jobs: &[Job], name: &str, settings: &Settings| {
-        simulate(jobs, policy::find(name).unwrap(), settings, explained)
+    let go =
+        |jobs: &[Job], name: &str, settings: &Settings| explained(jobs, name, settings, Some(0));
+    let says = |outcome: &Outcome, what: &str| {
+        let when = outcome.reasons.iter().find(|reason| reason.1.contains(what));
+        when.unwrap_or_else(|| panic!("no `{what}` in {:?}", outcome.reasons)).0.0
     };
     let other = Job { utilisation: 100, ..job("b", 0, 20, (2, 7)) };
     // There is room.
@@ -209,33 +203,19 @@ fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
         (outcome.grew, outcome.outgrown, outcome.jobs[0].end.0, outcome.jobs[0].switches),
         (1, 0, 10 * S, 0)
     );
-    assert!(
-        outcome.reasons.iter().any(|r| r.0.0.abs_diff(3 * S / 10) < 10 && r.1.contains("goes on")),
-        "{:?}",
-        outcome.reasons
-    );
+    assert!(says(&outcome, "goes on").abs_diff(3 * S / 10) < 10);
     // There is none before the other one ends; what it did stands, and what it holds goes to the
     // host and comes back.
     let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack", &lanes);
-    assert_eq!(
-        (outcome.grew, outcome.outgrown, outcome.jobs[0].switches, outcome.harm.clone()),
-        (1, 1, 1, None)
-    );
+    assert_eq!((outcome.grew, outcome.outgrown, outcome.jobs[0].switches), (1, 1, 1));
     assert_eq!(outcome.moved, u128::from(5 * GIB), "2 GiB out, 3 GiB in");
     assert_eq!(outcome.jobs[1].end.0, 20 * S);
     let end = outcome.jobs[0].end.0;
     assert!((29_700_000_000..30_200_000_000).contains(&end), "{end}");
-    assert!(
-        outcome.reasons.iter().any(|r| r.1.contains("leaves and waits with its true need")),
-        "{:?}",
-        outcome.reasons
-    );
+    says(&outcome, "leaves and waits with its true need");
     // In a process of its own it is the same.
-    let outcome = go(
-        &[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()],
-        "pack",
-        &settings(Mechanism::Mps, Mode::Neap),
-    );
+    let processes = settings(Mechanism::Mps, Mode::Neap);
+    let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack", &processes);
     assert_eq!((outcome.outgrown, outcome.jobs[0].verdict), (1, Verdict::Done));
     // More than the device has.
     let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 14)), other.clone()], "pack", &lanes);
@@ -266,7 +246,7 @@ fn services_and_turns_fit_beside_each_other() {
     let mut service = job("s", 0, 50, (8, 2));
     service.rate = Some(1000);
     let jobs = [service, job("a", 0, 20, (4, 2)), job("b", 1, 20, (3, 2)), job("c", 2, 20, (7, 2))];
-    let outcome = proved(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap));
+    let outcome = run(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap));
     assert_eq!(outcome.jobs[2].start, Some(Nanos(S)));
     assert_eq!(outcome.jobs[3].start, Some(Nanos(50 * S)));
     assert!(
@@ -331,16 +311,9 @@ fn priorities_kills_and_verdicts() {
         for (_, mechanism) in super::mechanism::NAMES {
             let outcome = run(&jobs, name, &settings(mechanism, Mode::Neap));
             let verdicts: Vec<Verdict> = outcome.jobs.iter().map(|j| j.verdict).collect();
-            assert_eq!(
-                verdicts[1..],
-                [Verdict::Done, Verdict::NeverFits, Verdict::Empty],
-                "{name} {mechanism:?}"
-            );
-            assert_eq!(
-                (verdicts[0], outcome.jobs[0].end.0),
-                (Verdict::Killed, 12 * S),
-                "{name} {mechanism:?}"
-            );
+            let want = [Verdict::Killed, Verdict::Done, Verdict::NeverFits, Verdict::Empty];
+            assert_eq!(verdicts, want, "{name} {mechanism:?}");
+            assert_eq!(outcome.jobs[0].end.0, 12 * S, "{name} {mechanism:?}");
         }
     }
     let outcome = run(&jobs, "srtf", &settings(Mechanism::Lanes, Mode::Neap));
@@ -365,10 +338,8 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
                 if below(10) == 0 {
                     job.rate = Some(500);
                 } else if below(4) == 0 {
-                    let need = (
-                        job.persistent + Bytes(below(4) * GIB),
-                        job.ephemeral + Bytes(below(4) * GIB),
-                    );
+                    let mut more = |bytes| bytes + Bytes(below(4) * GIB);
+                    let need = (more(job.persistent), more(job.ephemeral));
                     job.growth = Some(Box::new(Growth { need, after: 1 + below(20) }));
                 }
                 job
@@ -380,15 +351,13 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
                 for mode in [Mode::Neap, Mode::Paper, Mode::AsReleased] {
                     let settings =
                         Settings { patience: Nanos(100 * S), ..settings(mechanism, mode) };
-                    let outcome = proved(&jobs, name, &settings);
-                    assert_eq!(outcome, proved(&jobs, name, &settings));
+                    let outcome = run(&jobs, name, &settings);
+                    assert_eq!(outcome, run(&jobs, name, &settings));
                     changes += outcome.proved;
                     packs += outcome.packs;
                     outgrown += outcome.outgrown;
                     for (job, result) in jobs.iter().zip(&outcome.jobs) {
-                        let job_name = &job.name;
-                        let what =
-                            format!("seed {seed}, {name}, {mechanism:?}, {mode:?}, job {job_name}");
+                        let what = format!("seed {seed}, {name}, {settings:?}, {job:?}");
                         match result.verdict {
                             Verdict::Done => assert!(
                                 result.end.0 + job.iteration.0 / 1000 + 1000

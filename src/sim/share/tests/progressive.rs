@@ -36,7 +36,7 @@ pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
                 continue;
             }
             if lanes {
-                if admission.admit(id32(at), *persistent, *ephemeral, Join::Share).is_none()
+                if admission.admit(id32(at), (*persistent, *ephemeral), Join::Share).is_none()
                     || runner.is_some_and(|r| r != at)
                 {
                     continue;
