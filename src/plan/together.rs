@@ -168,10 +168,8 @@ fn least(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     let devices = shares(jobs, memo);
     let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {
-        rung.now = ladder
-            .memo
-            .least(&rung.request, Bytes(rung.arena()))?
-            .map_err(PlanError::Infeasible)?;
+        let least = memo.least(&rung.request, Bytes(rung.arena()))?;
+        rung.now = least.map_err(PlanError::Infeasible)?;
     }
     Ok(Made::of(ladder.parts()))
 }
@@ -320,15 +318,8 @@ impl<'a> Ladder<'a> {
             let now = memo.unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = memo.known(job, device).floor.0;
-            Ok(Rung {
-                request,
-                priority: job.priority.max(1),
-                now,
-                next: None,
-                step,
-                floor,
-                blocked: None,
-            })
+            let (priority, next, blocked) = (job.priority.max(1), None, None);
+            Ok(Rung { request, priority, now, next, step, floor, blocked })
         };
         let rungs =
             jobs.jobs.iter().zip(devices).map(&mut rung).collect::<Result<_, PlanError>>()?;
@@ -406,11 +397,9 @@ impl<'a> Ladder<'a> {
         let mut tried: Vec<usize> = Vec::new();
         for (index, rung) in self.rungs.iter().enumerate() {
             let figures = &rung.now.plan.figures;
-            if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
-                continue;
-            }
+            let may = left >= 512 && figures.iteration_ns > figures.unplanned_iteration_ns;
             // Of equal jobs only the first is tried.
-            if !tried.iter().any(|&other| rung.is_like(&self.rungs[other])) {
+            if may && !tried.iter().any(|&other| rung.is_like(&self.rungs[other])) {
                 tried.push(index);
             }
         }
@@ -440,15 +429,10 @@ impl<'a> Ladder<'a> {
 
     fn infeasible(&self) -> PlanError {
         let blocked = self.rungs.iter().enumerate().map(|(index, rung)| {
-            let why = rung.blocked.as_ref().map_or_else(
-                || format!("its floor is {}", Bytes(rung.floor)),
-                |no| no.blocked.clone(),
-            );
-            format!(
-                "job {index} (`{}`) gets no further down than {}: {why}",
-                rung.request.graph.name,
-                Bytes(rung.arena())
-            )
+            let floor = || format!("its floor is {}", Bytes(rung.floor));
+            let why = rung.blocked.as_ref().map_or_else(floor, |no| no.blocked.clone());
+            let (name, arena) = (&rung.request.graph.name, Bytes(rung.arena()));
+            format!("job {index} (`{name}`) gets no further down than {arena}: {why}")
         });
         PlanError::Infeasible(Box::new(Infeasible {
             budget: self.jobs.budget,

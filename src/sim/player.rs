@@ -52,12 +52,10 @@ pub(super) struct Player<P, D> {
 impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
     /// A job at the start of an iteration.
     pub fn new(program: P, durations: D, began: Nanos) -> Self {
-        let queue = |direction| Queue {
-            copies: (0..program.copies.len())
-                .filter(|&c| program.copies[c].direction == direction)
-                .collect(),
-            next: 0,
-            running: false,
+        let queue = |direction| {
+            let of = |&copy: &usize| program.copies[copy].direction == direction;
+            let copies = (0..program.copies.len()).filter(of).collect();
+            Queue { copies, next: 0, running: false }
         };
         let queues = DIRECTIONS.map(queue);
         Self {

@@ -77,9 +77,8 @@ impl<'a> Options<'a> {
             known.push(key);
             all.of.push(all.choices.len());
             let choices = choices(&job.request(device, jobs.budget, jobs), least, memo)?;
-            all.offers.push(
-                choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick)).collect(),
-            );
+            let offers = choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick));
+            all.offers.push(offers.collect());
             all.choices.push(choices);
         }
         Ok(all)
@@ -133,10 +132,8 @@ impl<'a> Options<'a> {
             let mut cheapest: Option<(u128, u128, usize, usize)> = None;
             for (job, &now) in division.iter().enumerate() {
                 for i in self.within(job, size).filter(|&i| own(job, i) < own(job, now)) {
-                    let (lost, given) = (
-                        cost(job, i).saturating_sub(cost(job, now)),
-                        u128::from(own(job, now) - own(job, i)),
-                    );
+                    let lost = cost(job, i).saturating_sub(cost(job, now));
+                    let given = u128::from(own(job, now) - own(job, i));
                     if cheapest.is_none_or(|(l, g, ..)| {
                         lost * g < l * given || (lost * g == l * given && given > g)
                     }) {
@@ -231,14 +228,9 @@ impl<'a> Options<'a> {
                                 figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
                                 (part.program, part.run) = (program, run);
                             }
-                            let (held, together) =
-                                (held(jobs, &plan)?, Together { plan: plan.clone(), parts });
-                            *best = Some(Overlapped {
-                                together,
-                                beside: times,
-                                apart: apart.clone(),
-                                held,
-                            });
+                            let held = held(jobs, &plan)?;
+                            let (together, apart) = (Together { plan, parts }, apart.clone());
+                            *best = Some(Overlapped { together, beside: times, apart, held });
                         }
                     }
                     break;
@@ -255,9 +247,8 @@ impl<'a> Options<'a> {
         layouts: &mut BTreeMap<(usize, usize), Layout>,
     ) -> Result<Option<Laid>, PlanError> {
         for (job, &i) in division.iter().enumerate() {
-            layouts
-                .entry((self.of[job], i))
-                .or_insert_with(|| place_both(self.choice(job, i), self.offer(job, i)));
+            let place = || place_both(self.choice(job, i), self.offer(job, i));
+            layouts.entry((self.of[job], i)).or_insert_with(place);
         }
         let picked: Vec<&Layout> =
             self.of.iter().zip(division).map(|(&of, &i)| &layouts[&(of, i)]).collect();
@@ -267,11 +258,8 @@ impl<'a> Options<'a> {
         if size == 0 {
             return Ok(None);
         }
-        let parts: Vec<Arc<Planned>> = division
-            .iter()
-            .enumerate()
-            .map(|(job, &i)| Arc::clone(&self.choice(job, i).planned))
-            .collect();
+        let part = |(job, &i): (usize, &usize)| Arc::clone(&self.choice(job, i).planned);
+        let parts: Vec<Arc<Planned>> = division.iter().enumerate().map(part).collect();
         let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
         for gap in GAPS {
             if let Some(plan) = self.plan(division, &picked, &laid, (offset, size), gap)?
@@ -318,11 +306,8 @@ impl<'a> Options<'a> {
             let inside: BTreeSet<usize> = shapes.map(|(shape, _)| shape.residencies[0]).collect();
             if !inside.is_empty() {
                 let hands_over_after = hand_overs(&choice.planned, &inside, gap);
-                job.window = Some(Window {
-                    offset: Bytes(window.0),
-                    bytes: Bytes(window.1),
-                    hands_over_after,
-                });
+                let (offset, bytes) = (Bytes(window.0), Bytes(window.1));
+                job.window = Some(Window { offset, bytes, hands_over_after });
             }
             base += laid.own[index];
             let program = Program::placed(self.jobs.jobs[index].graph, job).map_err(defect)?;
@@ -335,14 +320,10 @@ impl<'a> Options<'a> {
             }
             gained += choice.planned.run.iteration - run.iteration;
             for (side, most) in peaks.iter_mut().enumerate() {
-                let mut some = program.clone();
-                some.residencies = program
-                    .residencies
-                    .iter()
-                    .enumerate()
-                    .filter(|(r, _)| usize::from(inside.contains(r)) == side)
-                    .map(|r| r.1.clone())
-                    .collect();
+                let (mut some, mut index) = (program.clone(), 0..);
+                some.residencies.retain(|_| {
+                    index.next().is_some_and(|r| usize::from(inside.contains(&r)) == side)
+                });
                 let load = engine::peak(&engine::memory(&some, &run)).0;
                 *most = if side == 0 { *most + load } else { load.max(*most) };
             }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Job, Jobs, Made, Memo, PlanError, Planned, Share};
+use super::{Jobs, Made, Memo, PlanError, Planned, Share};
 
 /// The shares of its tensors to which a job above its limit is held, one after the other, in
 /// thousandths.
@@ -24,8 +24,11 @@ pub(super) fn within(
     loop {
         let made = make(&asked, memo).map_err(|error| because(error, &asked, jobs))?;
         let mut held = false;
-        for index in above(&asked.jobs, &made.parts) {
+        for (index, part) in swap_parts(&made.parts).into_iter().enumerate() {
             let job = &mut asked.jobs[index];
+            if part <= job.swap_limit {
+                continue;
+            }
             let share = steps[index].next().map(|&step| Share::of_thousandths(step));
             if let Some(method) = share.and_then(|share| job.method.limited(share)) {
                 job.method = method;
@@ -48,13 +51,6 @@ fn because(error: PlanError, asked: &Jobs<'_>, jobs: &Jobs<'_>) -> PlanError {
         }
     }
     PlanError::Infeasible(no)
-}
-
-/// The jobs whose part of all swaps is above their limit.
-fn above(jobs: &[Job<'_>], plans: &[Arc<Planned>]) -> Vec<usize> {
-    let parts = swap_parts(plans).into_iter().zip(jobs).enumerate();
-    let above = parts.filter(|(_, (part, job))| *part > job.swap_limit);
-    above.map(|(index, _)| index).collect()
 }
 
 /// The part of all jobs' swaps that each job makes, rounded up. A job without others makes none,

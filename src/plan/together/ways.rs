@@ -348,12 +348,11 @@ impl<'j, 'a> Rounds<'j, 'a> {
         let link = &self.jobs.device.link;
         let durations: Vec<Durations> =
             programs.iter().map(|program| Durations::nominal(program, link)).collect();
-        let parties: Vec<Party<'_>> = (programs.iter().zip(&durations).zip(&self.known))
-            .map(|((&program, durations), &Known { utilisation, own, .. })| Party {
-                work: Work { program, durations, utilisation },
-                own,
-            })
-            .collect();
+        let party = |(index, &Known { utilisation, own, .. }): (usize, &Known)| {
+            let (program, durations) = (programs[index], &durations[index]);
+            Party { work: Work { program, durations, utilisation }, own }
+        };
+        let parties: Vec<Party<'_>> = self.known.iter().enumerate().map(party).collect();
         let round = if self.short { rounds::short_round } else { rounds::round };
         round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
     }

@@ -54,20 +54,17 @@ impl Feedback {
                 }
             }
         }
-        let of_planned = |what: &str, per_mille: u64| {
-            exceeds(per_mille, self.threshold)
-                .then(|| format!("{what} {} % of their planned time", per_mille / 10))
-        };
         let slow = self.slow();
         let link = |way: usize| slow[way] * 1000 / self.slow_then[way].max(1);
-        let drifted: Vec<String> = [
-            of_planned("operators take", self.jobs[id].0.drift().operators_per_mille),
-            of_planned("copies to the device take", link(0)),
-            of_planned("copies from the device take", link(1)),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
+        let all = [
+            ("operators take", self.jobs[id].0.drift().operators_per_mille),
+            ("copies to the device take", link(0)),
+            ("copies from the device take", link(1)),
+        ];
+        let drifted = all.iter().filter(|(_, per_mille)| exceeds(*per_mille, self.threshold));
+        let drifted: Vec<String> = drifted
+            .map(|(what, per_mille)| format!("{what} {} % of their planned time", per_mille / 10))
+            .collect();
         (!drifted.is_empty()).then(|| drifted.join(", "))
     }
 

@@ -50,22 +50,10 @@ impl Memory {
         Self { lanes: Lanes::new(arena, Mode::Neap, most), layout: Layout::new(arena) }
     }
 
-    /// The size of the arena.
+    /// The lanes of the arena.
     #[must_use]
-    pub fn arena(&self) -> Bytes {
-        self.lanes.capacity()
-    }
-
-    /// Free bytes.
-    #[must_use]
-    pub fn free(&self) -> Bytes {
-        self.lanes.free()
-    }
-
-    /// Whether a job with this need fits in the empty arena.
-    #[must_use]
-    pub fn ever(&self, need: Need) -> bool {
-        self.lanes.ever(need)
+    pub fn lanes(&self) -> &Lanes {
+        &self.lanes
     }
 
     /// Admits a job, unless the memory of a job that is not in `out` would have to move.
@@ -108,11 +96,11 @@ impl Memory {
     /// The bytes in use: persistent memory and lanes.
     #[must_use]
     pub fn used(&self) -> Bytes {
-        self.arena() - self.free()
+        self.lanes.capacity() - self.lanes.free()
     }
 
     /// The state of the memory, for the checker, with the jobs' needs.
     pub fn picture(&self, need: impl Fn(JobId) -> Need) -> Picture {
-        self.lanes.picture(self.arena(), need, |item| self.layout.at(item))
+        self.lanes.picture(self.lanes.capacity(), need, |item| self.layout.at(item))
     }
 }

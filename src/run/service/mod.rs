@@ -29,6 +29,7 @@ use super::start::Shared;
 use super::{RunError, Settings};
 use crate::contract::JobPlan;
 use crate::device::{Profile, roofline};
+use crate::job::json;
 use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
@@ -193,6 +194,11 @@ fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError>
     })
 }
 
+/// The same of a job that comes, under its plan.
+fn first_coming(Tenant { name, work, .. }: &Tenant) -> Result<Coming, ServiceError> {
+    coming(work, &work.plan, 0).map_err(|e| ServiceError::Job(name.clone(), e))
+}
+
 /// The persistent and ephemeral bytes of a job's plan.
 ///
 /// # Errors
@@ -217,8 +223,7 @@ pub fn serve(
     let target = &options.settings.target;
     let mut seated = Vec::with_capacity(tenants.len());
     for tenant in tenants {
-        let coming = coming(&tenant.work, &tenant.work.plan, 0)
-            .map_err(|e| ServiceError::Job(tenant.name.clone(), e))?;
+        let coming = first_coming(&tenant)?;
         let (name, arena, Needs { persistent, ephemeral, .. }) =
             (tenant.name.clone(), options.arena, coming.needs);
         if persistent + ephemeral > arena {
@@ -285,31 +290,21 @@ impl<'env> Service<'_, 'env> {
         if self.seats.iter().any(|s| s.stage != Stage::Gone && s.name == tenant.name) {
             return Err(ServiceError::Twice(tenant.name));
         }
-        let id = JobId::try_from(self.seats.len())
-            .map_err(|_| ServiceError::Twice(tenant.name.clone()))?;
-        let (commands, told) = channel();
-        let (arena, shared, messages) =
-            (self.options.arena, self.shared, self.mailbox.sender.clone());
-        let work = Arc::new(tenant.work);
-        self.records.came((&tenant.name, &work), tenant.submit, &coming);
+        let Tenant { name, work, submit } = tenant;
+        let (id, work) = (id32(self.seats.len()), Arc::new(work));
+        self.records.came((&name, &work), submit, &coming);
         self.feedback.came(&work.plan);
-        let plans = vec![work.plan.clone()];
-        let mine = Arc::clone(&work);
+        let (commands, told) = channel();
+        let (arena, shared, mine) = (self.options.arena, self.shared, Arc::clone(&work));
+        let messages = self.mailbox.sender.clone();
         self.scope.spawn(move || {
             let report = |what| drop(messages.send(Message::Progress(id, what)));
             Worker { id, work: &mine, arena, shared, commands: told, report: &report }.run();
         });
-        self.seats.push(Seat {
-            name: tenant.name,
-            sha256: crate::job::json::sha256(&work.graph),
-            work,
-            commands,
-            coming,
-            submit: tenant.submit,
-            stage: Stage::Coming,
-            plans,
-            follows: 0,
-        });
+        let (sha256, plans) = (json::sha256(&work.graph), vec![work.plan.clone()]);
+        let (stage, follows) = (Stage::Coming, 0);
+        let seat = Seat { name, work, sha256, commands, coming, submit, stage, plans, follows };
+        self.seats.push(seat);
         Ok(())
     }
 
@@ -405,8 +400,7 @@ impl<'env> Service<'_, 'env> {
             Message::Request(Request::Submit(mut tenant)) => {
                 tenant.submit = now;
                 let name = tenant.name.clone();
-                let seated = coming(&tenant.work, &tenant.work.plan, 0)
-                    .map_err(|e| ServiceError::Job(name.clone(), e));
+                let seated = first_coming(&tenant);
                 if let Err(error) = seated.and_then(|coming| self.seat(*tenant, coming)) {
                     let verdict = Verdict::Refused(error.to_string());
                     notice(Notice::Ended(&name, &verdict));

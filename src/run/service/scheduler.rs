@@ -134,7 +134,7 @@ impl Scheduler {
 
     /// Submits a job. Returns false if it could never fit; then it is not accepted.
     pub fn submit(&mut self, job: JobId, coming: &Coming, now: Nanos) -> bool {
-        if !self.memory.ever(coming.needs.bytes()) {
+        if !self.memory.lanes().ever(coming.needs.bytes()) {
             return false;
         }
         let tenant = Tenant {
@@ -156,7 +156,7 @@ impl Scheduler {
 
     /// A job has a new plan, which it uses as soon as there is room.
     pub fn replanned(&mut self, job: JobId, needs: Needs) {
-        let fits = self.memory.ever(needs.bytes());
+        let fits = self.memory.lanes().ever(needs.bytes());
         let Some(tenant) = self.jobs.get_mut(&job).filter(|_| fits) else { return };
         match tenant.state {
             State::Waiting => tenant.needs = needs,
@@ -204,7 +204,7 @@ impl Scheduler {
     #[must_use]
     pub fn waits_for(&self, job: JobId) -> Option<String> {
         let tenant = self.jobs.get(&job).filter(|t| t.state == State::Waiting)?;
-        let (free, needs) = (self.memory.free(), tenant.needs);
+        let needs = tenant.needs;
         let fits = self.fits(&self.memory, job, &needs);
         Some(match self.policy.style {
             Style::One { preempts: false } => "the jobs before it to end".to_owned(),
@@ -213,12 +213,11 @@ impl Scheduler {
                 "its turn: jobs with less work left keep the device busy".to_owned()
             }
             _ if fits => "its turn".to_owned(),
-            _ => format!(
-                "room: it needs {} + {}, of {} {free} are free",
-                needs.persistent,
-                needs.ephemeral,
-                self.memory.arena()
-            ),
+            _ => {
+                let (arena, free) = (self.memory.lanes().capacity(), self.memory.lanes().free());
+                let Needs { persistent, ephemeral, .. } = needs;
+                format!("room: it needs {persistent} + {ephemeral}, of {arena} {free} are free")
+            }
         })
     }
 
@@ -229,9 +228,14 @@ impl Scheduler {
         self.moving(&mut orders);
         let order = self.ranked(now);
         let wanted = match self.policy.style {
-            Style::One { preempts: false } => self.next_in_line(&order, &mut orders),
-            Style::One { preempts: true } => self.best(&order, &mut orders),
-            Style::All => self.all(&order, &mut orders),
+            Style::One { preempts: false } => {
+                // To its end.
+                let begun = order.iter().find(|job| self.jobs[job].begun);
+                let one: Vec<JobId> = begun.or(order.first()).copied().into_iter().collect();
+                self.in_order(&one, 1, &mut orders)
+            }
+            Style::One { preempts: true } => self.in_order(&order, 1, &mut orders),
+            Style::All => self.in_order(&order, order.len(), &mut orders),
             Style::Rotating => self.least_served(&order, &mut orders),
             Style::UntilBusy { .. } => self.until_busy(&order, now, &mut orders),
         };
@@ -408,30 +412,15 @@ impl Scheduler {
         (oldest.submit.0.saturating_add(self.patience.0) <= now.0).then_some(*job)
     }
 
-    /// Runs one job at a time until it ends.
-    fn next_in_line(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
-        let begun = order.iter().find(|j| self.jobs.get(j).is_some_and(|t| t.begun));
-        let Some(&job) = begun.or(order.first()) else { return Vec::new() };
-        self.bring_in(job, orders);
-        vec![job]
-    }
-
-    /// Runs one job at a time, the best of those on the device.
-    fn best(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
+    /// Brings jobs in, in order, and runs the first `most` of those on the device.
+    fn in_order(&mut self, order: &[JobId], most: usize, orders: &mut Vec<Order>) -> Vec<JobId> {
         for &job in order {
-            self.bring_in(job, orders);
-        }
-        order.iter().copied().filter(|job| self.is_inside(*job)).take(1).collect()
-    }
-
-    /// Runs all jobs that fit, in order.
-    fn all(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
-        for &job in order {
-            if self.state(job) == Some(State::Waiting) && !self.bring_in(job, orders) {
+            let waits = self.state(job) == Some(State::Waiting);
+            if waits && !self.bring_in(job, orders) && !self.policy.skips {
                 break;
             }
         }
-        order.iter().copied().filter(|job| self.is_inside(*job)).collect()
+        order.iter().copied().filter(|job| self.is_inside(*job)).take(most).collect()
     }
 
     /// Runs one job at a time, the one with the least service. A job that is not on the device
@@ -472,7 +461,7 @@ impl Scheduler {
                 Shares::Nothing => (needs.ephemeral, lane),
                 _ => (Bytes::ZERO, lane.max(needs.ephemeral)),
             };
-            let fits = taken + needs.persistent + own + shared <= self.memory.arena();
+            let fits = taken + needs.persistent + own + shared <= self.memory.lanes().capacity();
             if fits {
                 (taken, lane) = (taken + needs.persistent + own, shared);
             }

@@ -146,18 +146,16 @@ mod tests {
         }
     }
 
+    fn offsets(program: &Program) -> Vec<u64> {
+        program.residencies.iter().map(|r| r.offset.unwrap().0).collect()
+    }
+
     #[test]
     fn what_is_never_used_takes_no_room() {
         let p = program(&[(0, 10, true), (10, 5, false), (100, 20, false)]);
         let split = Split::of(&p, None);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(10), Bytes(25)));
-        let offsets: Vec<u64> = split
-            .moved(&p, Bytes(0), Bytes(50))
-            .residencies
-            .iter()
-            .map(|r| r.offset.unwrap().0)
-            .collect();
-        assert_eq!(offsets, [0, 50, 55]);
+        assert_eq!(offsets(&split.moved(&p, Bytes(0), Bytes(50))), [0, 50, 55]);
         // Where 100..120 is a window, all else is kept.
         let window = Window { offset: Bytes(100), bytes: Bytes(64), hands_over_after: Vec::new() };
         let passed = Split::of(&p, Some(&window));
@@ -179,8 +177,7 @@ mod tests {
         let split = Split::of(&p, None);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(30), Bytes(35)));
         let moved = split.moved(&p, Bytes(1000), Bytes(2000));
-        let offsets: Vec<u64> = moved.residencies.iter().map(|r| r.offset.unwrap().0).collect();
-        assert_eq!(offsets, [2000, 1000, 2010, 1010, 1015, 2030, 1002]);
+        assert_eq!(offsets(&moved), [2000, 1000, 2010, 1010, 1015, 2030, 1002]);
         assert_eq!(
             Split::of(&program(&[]), None),
             Split { persistent: Bytes::ZERO, ephemeral: Bytes::ZERO, pieces: Vec::new() }

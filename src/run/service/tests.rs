@@ -66,6 +66,14 @@ impl World {
         }
     }
 
+    /// A device to which these jobs were submitted.
+    fn with(policy: &str, arena: u64, turn: u64, jobs: &[Asked]) -> Self {
+        let mut world = Self::new(policy, arena, turn);
+        (0..).zip(jobs).for_each(|(job, asked)| world.submit(job, *asked));
+        world.obey();
+        world
+    }
+
     /// Submits a job: its persistent and ephemeral bytes, its iterations and the time of each, its
     /// utilisation.
     fn submit(&mut self, job: u32, (kept, ephemeral, left, time, utilisation): Asked) {
@@ -240,9 +248,7 @@ proptest! {
 
 #[test]
 fn shortest_remaining_time_goes_first_and_gives_way() {
-    let mut world = World::new("srtf", 100, 0);
-    world.submit(0, (10, 20, 10, 10, 1000));
-    world.obey();
+    let mut world = World::with("srtf", 100, 0, &[(10, 20, 10, 10, 1000)]);
     world.happen(0);
     // It comes later with less work, and finishes before the first job continues.
     world.submit(1, (10, 20, 2, 10, 1000));
@@ -254,10 +260,8 @@ fn shortest_remaining_time_goes_first_and_gives_way() {
 
 #[test]
 fn first_in_first_out_waits_for_the_end() {
-    let mut world = World::new("fifo", 100, 0);
-    world.submit(0, (10, 20, 5, 10, 1000));
-    world.submit(1, (10, 20, 1, 10, 1000));
-    world.obey();
+    let jobs = [(10, 20, 5, 10, 1000), (10, 20, 1, 10, 1000)];
+    let mut world = World::with("fifo", 100, 0, &jobs);
     assert_eq!(world.scheduler.waits_for(1).as_deref(), Some("the jobs before it to end"));
     while world.happen(0) {}
     assert_eq!(world.bodies[&1].ended, Some(60));
@@ -266,11 +270,8 @@ fn first_in_first_out_waits_for_the_end() {
 #[test]
 fn fair_gives_the_same_service_even_where_not_all_fit() {
     for (arena, turn) in [(100, 0), (40, 200)] {
-        let mut world = World::new("fair", arena, turn);
-        for job in 0..3 {
-            world.submit(job, (20, 10, 2000, 7 + u64::from(job), 1000));
-        }
-        world.obey();
+        let jobs = [7, 8, 9].map(|time| (20, 10, 2000, time, 1000));
+        let mut world = World::with("fair", arena, turn, &jobs);
         while world.now < 9_000 {
             assert!(world.happen(0));
         }
@@ -282,11 +283,10 @@ fn fair_gives_the_same_service_even_where_not_all_fit() {
 
 #[test]
 fn a_preempting_arrival_that_fits_only_alone_sends_out_what_is_kept() {
-    let mut world = World::new("neap", 100, 0);
-    world.submit(0, (40, 30, 50, 10, 1000));
-    world.obey();
+    let (present, arrival) = ((40, 30, 50, 10, 1000), (50, 45, 2, 10, 1000));
+    let mut world = World::with("neap", 100, 0, &[present]);
     world.happen(0);
-    world.submit(1, (50, 45, 2, 10, 1000));
+    world.submit(1, arrival);
     world.obey();
     // The running iteration ends, its job leaves, and the other one enters.
     while world.bodies[&1].doing != Doing::Running {
@@ -296,10 +296,8 @@ fn a_preempting_arrival_that_fits_only_alone_sends_out_what_is_kept() {
     while world.happen(0) {}
     assert!(world.bodies[&1].ended < world.bodies[&0].ended);
     // Under srtf no memory moves: the job waits until the other one ends.
-    let mut world = World::new("srtf", 100, 0);
-    world.submit(0, (40, 30, 50, 10, 1000));
-    world.obey();
-    world.submit(1, (50, 45, 2, 10, 1000));
+    let mut world = World::with("srtf", 100, 0, &[present]);
+    world.submit(1, arrival);
     world.obey();
     assert!(world.scheduler.waits_for(1).unwrap().starts_with("room: it needs 50 B + 45 B"));
     while world.happen(0) {}
@@ -308,11 +306,7 @@ fn a_preempting_arrival_that_fits_only_alone_sends_out_what_is_kept() {
 
 #[test]
 fn a_new_plan_is_taken_up_where_others_have_to_move_for_it() {
-    let mut world = World::new("fair", 80, 0);
-    for job in 0..2 {
-        world.submit(job, (20, 20, 50, 10, 1000));
-    }
-    world.obey();
+    let mut world = World::with("fair", 80, 0, &[(20, 20, 50, 10, 1000); 2]);
     world.replan(0, 30, 10);
     world.replan(1, 25, 10);
     for _ in 0..20 {

@@ -32,37 +32,28 @@ pub struct Resident {
 pub fn check(picture: &Picture) -> Result<(), String> {
     let mut total: u128 = 0;
     let mut ranges: Vec<(u64, u128, String)> = Vec::new();
+    let mut holds = |bytes: u64, at: Option<u64>, who: String| {
+        total += u128::from(bytes);
+        ranges.extend(at.map(|at| (at, u128::from(at) + u128::from(bytes), who)));
+    };
     for (number, resident) in picture.residents.iter().enumerate() {
-        total += u128::from(resident.persistent);
-        if let Some(at) = resident.at {
-            ranges.push((
-                at,
-                u128::from(at) + u128::from(resident.persistent),
-                format!("resident {number}"),
+        let &Resident { persistent, at, ephemeral, lane } = resident;
+        holds(persistent, at, format!("resident {number}"));
+        let Some(lane) = lane else { continue };
+        let mut found = picture.lanes.iter().filter(|l| l.0 == lane);
+        let Some(&(_, size, _)) = found.next() else {
+            return Err(format!("resident {number} is in lane {lane}, which does not exist"));
+        };
+        if found.next().is_some() {
+            return Err(format!("lane {lane} is listed twice"));
+        }
+        if ephemeral > size {
+            return Err(format!(
+                "resident {number} needs {ephemeral} bytes in lane {lane}, which has {size}"
             ));
         }
-        if let Some(lane) = resident.lane {
-            let mut found = picture.lanes.iter().filter(|l| l.0 == lane);
-            let Some((_, size, _)) = found.next() else {
-                return Err(format!("resident {number} is in lane {lane}, which does not exist"));
-            };
-            if found.next().is_some() {
-                return Err(format!("lane {lane} is listed twice"));
-            }
-            if resident.ephemeral > *size {
-                return Err(format!(
-                    "resident {number} needs {} bytes in lane {lane}, which has {size}",
-                    resident.ephemeral
-                ));
-            }
-        }
     }
-    for (lane, size, at) in &picture.lanes {
-        total += u128::from(*size);
-        if let Some(at) = at {
-            ranges.push((*at, u128::from(*at) + u128::from(*size), format!("lane {lane}")));
-        }
-    }
+    picture.lanes.iter().for_each(|(lane, size, at)| holds(*size, *at, format!("lane {lane}")));
     if total > u128::from(picture.capacity) {
         return Err(format!("{total} bytes are promised, but the device has {}", picture.capacity));
     }

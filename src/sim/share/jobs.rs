@@ -153,9 +153,7 @@ impl Given<'_> {
         let row = self.row;
         let sizes = (row.size("persistent_bytes")?, row.size("ephemeral_bytes")?);
         let file = match (row.cell("graph"), row.cell("estimate")) {
-            (Some(_), Some(_)) => {
-                return Err("gives both a graph and an estimate; keep one of them".into());
-            }
+            (Some(_), Some(_)) => Err("gives both a graph and an estimate; keep one of them")?,
             (file, None) => file.map(|f| (f, graph as fn(&Path) -> Result<Weighed, String>)),
             (None, file) => file.map(|f| (f, estimate as _)),
         };
@@ -178,15 +176,10 @@ impl Given<'_> {
                 )
             })?,
             ((None, None), None) => {
-                return Err("gives no memory; fill in workload, graph, estimate, or \
-                            persistent_bytes and ephemeral_bytes"
-                    .into());
+                Err("gives no memory; fill in workload, graph, estimate, or persistent_bytes and \
+                 ephemeral_bytes")?
             }
-            _ => {
-                return Err(
-                    "gives only one of persistent_bytes and ephemeral_bytes; give both".into()
-                );
-            }
+            _ => Err("gives only one of persistent_bytes and ephemeral_bytes; give both")?,
         };
         Ok(Weighed { need, margin: None, iteration: None })
     }
@@ -212,16 +205,13 @@ impl Given<'_> {
         let after = row.parsed("grows_after", "a number of iterations from 1", |text| {
             text.parse().ok().filter(|n| *n >= 1)
         })?;
-        if actual == (None, None) {
-            return if after.is_none() {
-                Ok((need, None))
-            } else {
-                Err("gives grows_after, but not to what; fill actual_persistent_bytes or \
-                     actual_ephemeral_bytes"
-                    .into())
-            };
+        let grows = actual != (None, None);
+        if !grows && after.is_some() {
+            return Err("gives grows_after, but not to what; fill actual_persistent_bytes or \
+                        actual_ephemeral_bytes"
+                .into());
         }
-        if row.cell("rate_per_s").is_some() {
+        if grows && row.cell("rate_per_s").is_some() {
             return Err("an inference job cannot grow; leave actual_persistent_bytes and \
                         actual_ephemeral_bytes empty"
                 .into());
@@ -254,9 +244,7 @@ impl Given<'_> {
             work.filter(|w| u128::from(*w) <= LONGEST_S * 1_000_000_000).map(Nanos)
         })?;
         let work = match (row.time("duration_s")?, iterations) {
-            (Some(_), Some(_)) => {
-                return Err("gives both duration_s and iterations; keep one of them".into());
-            }
+            (Some(_), Some(_)) => Err("gives both duration_s and iterations; keep one of them")?,
             (work, iterations) => {
                 work.or(iterations).ok_or("gives no run time; fill in duration_s or iterations")?
             }
@@ -315,15 +303,10 @@ mod tests {
         let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,error_percent,actual_persistent_bytes,actual_ephemeral_bytes\n";
         let trace =
             parse(&format!("{head}a,1000,10,0,1,12.5,1100,12\nb,1000,10,0,1,,1500,5\n")).unwrap();
-        assert_eq!(
-            (trace.jobs[0].need(), &trace.jobs[0].growth),
-            ((Bytes(1125), Bytes(12)), &None)
-        );
-        let growth = Some(Box::new(Growth { need: (Bytes(1500), Bytes(10)), after: 1 }));
-        assert_eq!(
-            (trace.jobs[1].need(), &trace.jobs[1].growth),
-            ((Bytes(1000), Bytes(10)), &growth)
-        );
+        let read = |job: &Job| (job.need(), job.growth.clone());
+        assert_eq!(read(&trace.jobs[0]), ((Bytes(1125), Bytes(12)), None));
+        let growth = Growth { need: (Bytes(1500), Bytes(10)), after: 1 };
+        assert_eq!(read(&trace.jobs[1]), ((Bytes(1000), Bytes(10)), Some(Box::new(growth))));
     }
 
     #[test]

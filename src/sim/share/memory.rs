@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::rows::{self, RowsError, decimal};
-use crate::units::Bytes;
+use crate::units::{Bytes, saturated};
 
 /// Persistent and ephemeral bytes of a workload.
 pub type Need = (Bytes, Bytes);
@@ -30,9 +30,11 @@ impl Memory {
         rows::open(path, LARGEST, columns, |&(places, unit), record, _| {
             let [name, persistent, ephemeral] = places.map(|at| record.get(at).unwrap_or(""));
             let size = |text: &str| {
+                let bytes = decimal(text).map(|b| (b * unit).div_ceil(1_000_000_000));
+                // At most 2^50.
+                let bytes = bytes.filter(|b| *b <= 1 << 50).map(|b| Bytes(saturated(b)));
                 let units = if unit == 1 { "bytes" } else { "MiB" };
-                let wrong = || format!("`{text}` is not a size; write a number of {units}");
-                bytes(text, unit).ok_or_else(wrong)
+                bytes.ok_or_else(|| format!("`{text}` is not a size; write a number of {units}"))
             };
             if name.is_empty() {
                 return Err("names no workload; give it a name or remove the row".into());
@@ -58,7 +60,7 @@ impl Memory {
 }
 
 /// The places of a workload's name and of its two needs, and the needs' unit.
-fn columns(headers: &csv::StringRecord) -> Result<([usize; 3], u64), String> {
+fn columns(headers: &csv::StringRecord) -> Result<([usize; 3], u128), String> {
     let at = |names: [&str; 3]| {
         let [name, persistent, ephemeral] = names.map(|n| headers.iter().position(|h| h == n));
         Some([name?, persistent?, ephemeral?])
@@ -70,13 +72,6 @@ fn columns(headers: &csv::StringRecord) -> Result<([usize; 3], u64), String> {
          (MB), Peak"
             .into()
     })
-}
-
-/// Reads a decimal number of units, rounded up to bytes; at most 2^50.
-fn bytes(text: &str, unit: u64) -> Option<Bytes> {
-    let billionths = decimal(text)?;
-    let bytes = (billionths * u128::from(unit)).div_ceil(1_000_000_000);
-    u64::try_from(bytes).ok().filter(|b| *b <= 1 << 50).map(Bytes)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::files;
 use crate::job::Graph;
 use crate::job::json;
 use crate::job::liveness::{Liveness, Span, spans};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, saturated};
 
 /// What a file says about a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,24 +32,18 @@ const LARGEST: u64 = 256 << 20;
 pub fn graph(file: &Path) -> Result<Weighed, String> {
     let graph = json::read(file).map_err(|e| e.to_string())?;
     let durations: Option<u64> = graph.operators.iter().map(|o| o.duration_ns).sum();
-    Ok(Weighed {
-        need: need(&graph),
-        margin: None,
-        iteration: durations.filter(|d| *d > 0).map(Nanos),
-    })
+    let iteration = durations.filter(|d| *d > 0).map(Nanos);
+    Ok(Weighed { need: need(&graph), margin: None, iteration })
 }
 
 /// Persistent and ephemeral bytes of a graph: the bytes resident at the iteration boundary, and how
 /// much its peak adds.
 #[must_use]
 pub fn need(graph: &Graph) -> Need {
-    let at_boundary = |span: &Span| !matches!(span, Span::Within { .. });
-    let kept = spans(graph)
-        .iter()
-        .zip(&graph.tensors)
-        .filter(|(span, _)| at_boundary(span))
-        .map(|(_, t)| t.bytes.in_blocks())
-        .sum();
+    let spans = spans(graph);
+    let all = spans.iter().zip(&graph.tensors);
+    let kept = all.filter(|(span, _)| !matches!(span, Span::Within { .. }));
+    let kept = kept.map(|(_, tensor)| tensor.bytes.in_blocks()).sum();
     (kept, Liveness::of(graph).peak.saturating_sub(kept))
 }
 
@@ -83,25 +77,18 @@ pub fn estimate(file: &Path) -> Result<Weighed, String> {
     };
     let Estimate { peak_reserved_bytes: peak, margin_bytes: margin, at_peak } =
         serde_json::from_slice(&content).map_err(|e| wrong(format!("is not an estimate: {e}")))?;
-    let roles = [
-        at_peak.parameters_bytes,
-        at_peak.buffers_bytes,
-        at_peak.optimizer_states_bytes,
-        at_peak.workspaces_bytes,
-    ];
     if peak.max(margin) > 1 << 50 {
-        return Err(wrong(format!(
-            "says {peak} bytes and a margin of {margin}, more than any device has"
-        )));
+        let both = format!("says {peak} bytes and a margin of {margin}, more than any device has");
+        return Err(wrong(both));
     }
-    let kept = roles.iter().map(|b| u128::from(*b)).sum::<u128>();
-    let kept = u64::try_from(kept).ok().filter(|kept| *kept <= peak);
+    let Roles { parameters_bytes, buffers_bytes, optimizer_states_bytes, workspaces_bytes } =
+        at_peak;
+    let roles = [parameters_bytes, buffers_bytes, optimizer_states_bytes, workspaces_bytes];
+    let kept =
+        Some(saturated(roles.map(u128::from).iter().sum::<u128>())).filter(|kept| *kept <= peak);
     let kept = kept.ok_or_else(|| {
         wrong(format!("says that more than its peak of {peak} bytes stays across iterations"))
     })?;
-    Ok(Weighed {
-        need: (Bytes(kept), Bytes(peak - kept)),
-        margin: Some(Bytes(margin)),
-        iteration: None,
-    })
+    let need = (Bytes(kept), Bytes(peak - kept));
+    Ok(Weighed { need, margin: Some(Bytes(margin)), iteration: None })
 }

@@ -33,19 +33,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         bail!("--accounting paper: is for one job; leave it out or compare each job by itself");
     }
     let methods = flags.methods()?;
-    let mut graphs = flags
-        .graphs
-        .iter()
-        .map(|job| settings::graph(&job.path))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let mut graphs = settings::graphs(&flags.graphs)?;
     let mut resolved = Vec::new();
     for device in flags.devices() {
         resolved.push(device.resolve_all(&mut graphs)?);
     }
-    let scenes = resolved
-        .iter()
-        .map(|sites| Scene::new(flags, &graphs, sites))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let scenes = resolved.iter().map(|sites| Scene::new(flags, &graphs, sites));
+    let scenes = scenes.collect::<anyhow::Result<Vec<_>>>()?;
     let compared = compare(flags, &scenes, &methods)?;
     let graphs = graphs.iter().map(|g| g.name.clone()).collect();
     let report = Report { graphs, rows: compared.rows };

@@ -30,10 +30,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             bail!("{flag}: is for a plan of one job; leave it out or plan each job by itself");
         }
     }
-    let mut graphs = Vec::with_capacity(flags.graphs.len());
-    for job in &flags.graphs {
-        graphs.push(settings::graph(&job.path)?);
-    }
+    let mut graphs = settings::graphs(&flags.graphs)?;
     let sites = flags.device.resolve_all(&mut graphs)?;
     let Some(device) = sites.first().map(|s| s.device.clone()) else { bail!("no graph is given") };
     let peak = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
@@ -60,12 +57,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
         recorded_options.insert("overlap".to_owned(), "true".to_owned());
     }
-    let asked = Jobs {
-        jobs,
-        device: &device,
-        budget: budget.unwrap_or_else(|| device.available()),
-        recorded_options,
-    };
+    let bytes = budget.unwrap_or_else(|| device.available());
+    let asked = Jobs { jobs, device: &device, budget: bytes, recorded_options };
     let started = Instant::now();
     let apart = |together| (together, None);
     let shared = |overlapped: Overlapped| (overlapped.together.clone(), Some(overlapped));

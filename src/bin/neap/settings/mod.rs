@@ -227,6 +227,14 @@ pub fn graph(path: &Path) -> anyhow::Result<Graph> {
     })
 }
 
+/// Reads the graphs of several jobs.
+///
+/// # Errors
+/// As [`graph`].
+pub fn graphs(jobs: &[JobArg]) -> anyhow::Result<Vec<Graph>> {
+    jobs.iter().map(|job| graph(&job.path)).collect()
+}
+
 /// The files that a command with a [`subject`] reads.
 pub fn subject_files<'a>(path: &'a Path, graphs: &'a [PathBuf]) -> Vec<&'a Path> {
     std::iter::once(path).chain(graphs.iter().map(PathBuf::as_path)).collect()

@@ -45,12 +45,9 @@ impl Clock {
 
     /// The time of what its jobs reach first.
     fn next(&self, now: u64) -> u64 {
-        [&self.running, &self.drains, &self.growths]
-            .into_iter()
-            .filter_map(|of| of.first())
-            .map(|first| self.reaches(first.0, now))
-            .min()
-            .unwrap_or(NEVER)
+        let firsts = [&self.running, &self.drains, &self.growths].map(|of| of.first());
+        let times = firsts.into_iter().flatten().map(|first| self.reaches(first.0, now));
+        times.min().unwrap_or(NEVER)
     }
 
     /// The use of the device while its jobs run, per mille.

@@ -42,59 +42,44 @@ fn a_million_changes_are_safe_down_to_addresses() {
                 let large = below(4) == 0;
                 Bytes(below(if large { capacity } else { capacity / 8 }))
             };
-            let resident = |lanes: &Lanes, n: u64| {
-                lanes.residents().nth(n as usize % lanes.residents().count().max(1)).map(|r| r.0)
-            };
-            match below(10) {
-                0..5 => {
-                    let need = (size(&mut below), size(&mut below));
-                    needs.push(need);
-                    let join = [Join::Own, Join::Share, Join::Serve][below(3) as usize];
-                    let before = lanes.residents().count();
-                    let got = lanes.admit(needs.len() as u32 - 1, need, join);
-                    refused += u64::from(got.is_none());
-                    if let Some(lane) = got.filter(|_| join == Join::Own) {
-                        let members = lanes.lane(lane).map_or(0, |l| l.members.len());
-                        assert_eq!(members, 1, "seed {seed}: not a lane of its own");
-                    }
-                    assert_eq!(lanes.residents().count(), before + usize::from(got.is_some()));
+            let (change, count) = (below(10), lanes.residents().count());
+            if change < 5 {
+                let need = (size(&mut below), size(&mut below));
+                needs.push(need);
+                let join = [Join::Own, Join::Share, Join::Serve][below(3) as usize];
+                let got = lanes.admit(needs.len() as u32 - 1, need, join);
+                refused += u64::from(got.is_none());
+                if let Some(lane) = got.filter(|_| join == Join::Own) {
+                    let members = lanes.lane(lane).map_or(0, |l| l.members.len());
+                    assert_eq!(members, 1, "seed {seed}: not a lane of its own");
                 }
-                5..7 => {
-                    if let Some(id) = resident(&lanes, below(64)) {
-                        lanes.leave(id);
-                    }
-                }
-                7 => {
-                    if let Some(id) = resident(&lanes, below(64)) {
-                        lanes.park(id);
-                    }
-                }
-                8 => {
-                    if let Some(id) = resident(&lanes, below(64)) {
-                        let had = needs[id as usize];
+                assert_eq!(lanes.residents().count(), count + usize::from(got.is_some()));
+            }
+            let mut any = || lanes.residents().nth(below(64) as usize % count.max(1));
+            let resident = if change < 5 { None } else { any() };
+            if let Some((id, _, lane)) = resident {
+                let had = needs[id as usize];
+                match change {
+                    5 | 6 => lanes.leave(id),
+                    7 => lanes.park(id),
+                    8 => {
                         let mut more = |bytes| bytes + Bytes(below(capacity / 16));
                         let more = (more(had.0), more(had.1));
-                        let in_lane = lanes.resident(id).is_some_and(|r| r.1.is_some());
                         if lanes.grow(id, more) {
                             grown += 1;
-                            needs[id as usize] = if in_lane { more } else { (more.0, had.1) };
+                            needs[id as usize] =
+                                if lane.is_some() { more } else { (more.0, had.1) };
                         }
                     }
-                }
-                _ => {
-                    if let Some(id) = resident(&lanes, below(64)) {
-                        lanes.admit(id, needs[id as usize], Join::Share);
-                    }
+                    _ => _ = lanes.admit(id, had, Join::Share),
                 }
             }
             packed += layout.follow(&lanes).defragmentations;
             done += 1;
             let picture = picture(arena, &lanes, &layout, &needs);
-            assert!(
-                picture.residents.iter().all(|r| r.at.is_some())
-                    && picture.lanes.iter().all(|l| l.2.is_some()),
-                "seed {seed}: something lies nowhere"
-            );
+            let lie = picture.residents.iter().all(|r| r.at.is_some());
+            let lie = lie && picture.lanes.iter().all(|l| l.2.is_some());
+            assert!(lie, "seed {seed}: something lies nowhere");
             if let Err(why) = check(&picture) {
                 panic!("seed {seed}, change {done}: {why}");
             }
@@ -204,9 +189,9 @@ fn progressive_allocation_deadlocks_without_lanes_only() {
     for seed in 0..300 {
         let mut random = Pcg64::new(seed, 9);
         let mut below = |n: u64| random.next_u64() % n;
-        let jobs: Vec<_> = (0..2 + below(5))
-            .map(|_| (Bytes(below(20)), Bytes(1 + below(80)), 1 + below(6) as u32))
-            .collect();
+        let count = 2 + below(5);
+        let mut job = |_| (Bytes(below(20)), Bytes(1 + below(80)), 1 + below(6) as u32);
+        let jobs: Vec<progressive::Job> = (0..count).map(&mut job).collect();
         let step = Bytes(1 + below(9));
         deadlocks += u32::from(progressive::run(Bytes(100), &jobs, step, false) != End::Done);
         assert_eq!(progressive::run(Bytes(100), &jobs, step, true), End::Done, "seed {seed}");

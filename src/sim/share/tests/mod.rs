@@ -229,11 +229,8 @@ fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
     let mut grows = outgrowing("a", 10, (2, 3), (6, 6));
     (grows.submit, grows.utilisation) = (Nanos(5 * S), WHOLE);
     let outcome = go(&[waits, grows], "neap", &lanes);
-    assert_eq!(
-        (outcome.grew, outcome.outgrown, outcome.moved),
-        (1, 0, u128::from(12 * GIB)),
-        "6 GiB out and in"
-    );
+    // 6 GiB out and in.
+    assert_eq!((outcome.grew, outcome.outgrown, outcome.moved), (1, 0, u128::from(12 * GIB)));
     // What it outgrows after its end never matters.
     let short = Job { work: Nanos(3 * S / 10), ..outgrowing("a", 1, (2, 3), (2, 9)) };
     assert_eq!(go(&[short, other], "pack", &lanes).grew, 0);
@@ -249,10 +246,8 @@ fn services_and_turns_fit_beside_each_other() {
     let outcome = run(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap));
     assert_eq!(outcome.jobs[2].start, Some(Nanos(S)));
     assert_eq!(outcome.jobs[3].start, Some(Nanos(50 * S)));
-    assert!(
-        outcome.moved > 0 && outcome.jobs.iter().all(|j| j.verdict == Verdict::Done),
-        "{outcome:?}"
-    );
+    let done = outcome.jobs.iter().all(|j| j.verdict == Verdict::Done);
+    assert!(outcome.moved > 0 && done, "{outcome:?}");
 }
 
 #[test]
@@ -264,19 +259,14 @@ fn an_arrival_that_fits_only_alone() {
     assert_eq!(outcome.jobs[0].switches, 1);
     assert_eq!(outcome.moved, u128::from(8 * GIB), "4 GiB out and in");
     let ends = [outcome.jobs[0].end.0, outcome.jobs[1].end.0];
-    assert!(
-        (15 * S..16 * S).contains(&ends[1]) && (105 * S..106 * S).contains(&ends[0]),
-        "{ends:?}"
-    );
+    let alone = (15 * S..16 * S).contains(&ends[1]);
+    assert!(alone && (105 * S..106 * S).contains(&ends[0]), "{ends:?}");
     // Without moving (the paper's mode, and srtf always) it stays, and the arrival waits for its
     // end.
     for (name, mode) in [("neap", Mode::Paper), ("srtf", Mode::Neap)] {
         let outcome = run(&jobs, name, &settings(Mechanism::Lanes, mode));
-        assert_eq!(
-            (outcome.jobs[0].end.0, outcome.jobs[1].start.unwrap().0, outcome.moved),
-            (100 * S, 100 * S, 0),
-            "{name}"
-        );
+        let (end, start) = (outcome.jobs[0].end.0, outcome.jobs[1].start.unwrap().0);
+        assert_eq!((end, start, outcome.moved), (100 * S, 100 * S, 0), "{name}");
     }
 }
 
