@@ -42,7 +42,7 @@ use crate::sim::beside::{Carried, Shared, Work};
 use crate::sim::engine::{Deadlock, Durations};
 use crate::sim::noise::Noise;
 use crate::sim::share::mechanism::Settings;
-use crate::sim::share::policy::{Facts, PACK, Policy, Style};
+use crate::sim::share::policy::{PACK, Policy, Style};
 use crate::units::{Bytes, Nanos};
 
 /// A job, when it is submitted and how many iterations it runs.
@@ -281,7 +281,9 @@ impl<'a> Live<'a> {
     /// The members that begin an iteration now.
     fn turn(&self, now: Nanos) -> Vec<usize> {
         let resident = |member: &Member| turns::Resident {
-            facts: self.facts(member.arrival, Some(member)),
+            submit: self.arrivals[member.arrival].submitted,
+            rank: self.rank(member.arrival, Some(member)),
+            utilisation: member.utilisation,
             service: member.service,
             begun: self.begun(member),
             running: member.running,
@@ -305,19 +307,16 @@ impl<'a> Live<'a> {
         member.running || !self.outcome.jobs[member.arrival].iterations.is_empty()
     }
 
-    /// What the policy knows of a job. An iteration is expected to take as long as the last one, or
-    /// as long as the plan says; before there is a plan, as long as its operators.
-    fn facts(&self, arrival: usize, member: Option<&Member>) -> Facts {
+    /// A job's rank by the policy. An iteration is expected to take as long as the last one, or as
+    /// long as the plan says; before there is a plan, as long as its operators.
+    fn rank(&self, arrival: usize, member: Option<&Member>) -> u64 {
         let it = &self.arrivals[arrival];
         let last = self.outcome.jobs[arrival].iterations.last().map(|iteration| iteration.1);
         let seat = member.and_then(|m| m.seat.as_ref().or(m.next.as_ref()));
         let each = last.or(seat.map(|seat| seat.part.planned)).unwrap_or(self.alone[arrival]);
         let left = member.map_or(it.iterations, |m| m.left);
-        Facts {
-            submit: it.submitted,
-            remaining: Nanos(each.0.saturating_mul(u64::from(left))),
-            utilisation: member.map_or(0, |m| m.utilisation),
-        }
+        let left = Nanos(each.0.saturating_mul(u64::from(left)));
+        self.conditions.policy.rank(it.submitted, left)
     }
 
     /// Replaces device numbers by arrivals in the copies since the last iteration's end.
@@ -367,8 +366,7 @@ impl<'a> Live<'a> {
         if self.overdue(oldest, now) {
             return Some(oldest);
         }
-        let rank = |job: &usize| (self.conditions.policy.rank(&self.facts(*job, None)), *job);
-        self.waiting.iter().copied().min_by_key(rank)
+        self.waiting.iter().copied().min_by_key(|&job| (self.rank(job, None), job))
     }
 
     /// Admits waiting jobs, in order, that can be planned beside the others. A job that can't be
@@ -481,9 +479,8 @@ impl<'a> Live<'a> {
             Style::Rotating => false,
             Style::All | Style::UntilBusy { .. } => return Ok(true),
         };
-        let rank = |facts: Facts| self.conditions.policy.rank(&facts);
-        let own = rank(self.facts(first, None));
-        let next = self.members.iter().all(|m| own < rank(self.facts(m.arrival, Some(m))));
+        let own = self.rank(first, None);
+        let next = self.members.iter().all(|m| own < self.rank(m.arrival, Some(m)));
         if self.members.is_empty() || preempts && next {
             return Ok(true);
         }

@@ -224,7 +224,8 @@ impl Rung<'_> {
         let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
         let mut blocked = None;
         for quick in [true, false] {
-            if if quick { !differs } else { memo.is_coarse() && differs } {
+            let left_out = if quick { !differs } else { memo.is_coarse() && differs };
+            if left_out {
                 continue;
             }
             for &target in &targets {

@@ -256,15 +256,16 @@ fn text(runs: &[Run], jobs: &[Job], explained: Option<usize>) -> String {
     for run in runs {
         remarks(run, jobs).iter().for_each(|it| text += &format!("{}: {it}\n", run.name));
     }
-    for (job, run) in runs.iter().filter_map(|run| Some((explained?, run))) {
-        let result = &run.outcome.jobs[job];
+    let Some(job) = explained else { return text };
+    for run in runs {
+        let (result, reasons) = (&run.outcome.jobs[job], &run.outcome.reasons);
         let (name, word, end) = (&jobs[job].name, result.verdict.word(), s(result.end.0));
         text += &format!("\n{name} under {}: {word} at {end:.1} s\n", run.name);
-        for (at, why) in run.outcome.reasons.iter().take(40) {
+        for (at, why) in reasons.iter().take(40) {
             text += &format!("{:>12.1} s  {why}\n", s(at.0));
         }
-        if run.outcome.reasons.len() > 40 {
-            text += &format!("              and {} more changes\n", run.outcome.reasons.len() - 40);
+        if reasons.len() > 40 {
+            text += &format!("              and {} more changes\n", reasons.len() - 40);
         }
     }
     text

@@ -63,7 +63,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     let rounds = Rounds::new(jobs, memo);
     let ways = ways(jobs, &rounds.known, memo);
     let several = ways.len() > 1;
-    let mut trial = Trial { jobs, ways: &ways, rounds, found: Vec::new(), why: None };
+    let mut trial = Trial { ways: &ways, rounds, found: Vec::new(), why: None };
     // Equal jobs get equal parts. With few huge tensors, other parts may happen to be better.
     let even = by_peak(jobs, jobs.budget, memo);
     let like_first =
@@ -128,7 +128,6 @@ type Within<'a> = Option<(&'a [Bytes], bool)>;
 
 /// Plans of all jobs in several ways, each with its round.
 struct Trial<'t, 'a> {
-    jobs: &'t Jobs<'a>,
     ways: &'t [Way],
     rounds: Rounds<'t, 'a>,
     found: Vec<(u128, usize, Vec<Arc<Planned>>)>,
@@ -142,7 +141,7 @@ impl Trial<'_, '_> {
     fn plan(&mut self, asked: &[(usize, Within<'_>)], memo: &Memo) -> Result<bool, PlanError> {
         let planned = memo.each(asked.len(), |at| {
             let (index, arenas) = asked[at];
-            planned(self.jobs, &self.ways[index], arenas, memo)
+            planned(self.rounds.jobs, &self.ways[index], arenas, memo)
         });
         let first = self.found.len();
         for (&(index, arenas), made) in asked.iter().zip(planned) {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::memory::{Entry, Memory, Spot};
 use crate::sim::share::lanes::{JobId, Join, LaneId, MOST};
 use crate::sim::share::memory::Need;
-use crate::sim::share::policy::{Facts, Policy, Style, choose};
+use crate::sim::share::policy::{Policy, Style, choose};
 use crate::units::{Bytes, Nanos, saturated};
 
 /// Whether a job was planned to share bytes with other jobs, and how they take turns in one lane.
@@ -392,8 +392,7 @@ impl Scheduler {
         let rank = |t: &Tenant| {
             let expected = || u128::from(t.expected.0) * took / thought;
             let iteration = t.measured.map_or_else(expected, |m| m.0.into());
-            let remaining = Nanos(saturated(iteration * u128::from(t.left)));
-            self.policy.rank(&Facts { submit: t.submit, remaining, utilisation: t.utilisation })
+            self.policy.rank(t.submit, Nanos(saturated(iteration * u128::from(t.left))))
         };
         let mut order: Vec<JobId> =
             self.jobs.iter().filter(|(_, t)| !t.stopping).map(|(id, _)| *id).collect();

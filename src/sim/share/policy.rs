@@ -6,17 +6,6 @@
 use super::contention::WHOLE;
 use crate::units::Nanos;
 
-/// What a policy may know of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
-    /// When it was submitted.
-    pub submit: Nanos,
-    /// Work that is left, as time alone.
-    pub remaining: Nanos,
-    /// The share of the device that it keeps busy alone, per mille.
-    pub utilisation: u32,
-}
-
 /// How many jobs run at once, and which give way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
@@ -100,10 +89,11 @@ pub const NEAP: Policy = Policy {
 pub const PACK: Policy = Policy { name: "pack", style: Style::All, ..FIFO };
 
 impl Policy {
-    /// Smaller goes first; equal ranks go in order of submission.
+    /// The rank of a job by when it was submitted and the work that is left, as time alone. Smaller
+    /// goes first; equal ranks go in order of submission.
     #[must_use]
-    pub const fn rank(&self, job: &Facts) -> u64 {
-        if self.shortest { job.remaining.0 } else { job.submit.0 }
+    pub const fn rank(&self, submit: Nanos, left: Nanos) -> u64 {
+        if self.shortest { left.0 } else { submit.0 }
     }
 
     /// Whether it runs one job at a time.

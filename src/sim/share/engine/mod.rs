@@ -26,7 +26,7 @@ use super::lanes::{LaneId, Mode};
 use super::layout::{Item, Layout};
 use super::mechanism::{Mechanism, Room, Settings};
 use super::memory::Need;
-use super::policy::{Facts, Policy, Style};
+use super::policy::{Policy, Style};
 use super::result::{JobResult, Outcome, Verdict};
 use crate::units::{Bytes, Nanos, id32, saturated};
 
@@ -248,12 +248,7 @@ impl<'a> Engine<'a> {
 
     fn key(&self, job: u32) -> Key {
         let it = &self.jobs[job as usize];
-        let facts = Facts {
-            submit: it.submit,
-            remaining: Nanos(self.left(job)),
-            utilisation: it.utilisation,
-        };
-        (-i64::from(it.priority), self.policy.rank(&facts), job)
+        (-i64::from(it.priority), self.policy.rank(it.submit, Nanos(self.left(job))), job)
     }
 
     /// A waiting job's place in line. The released code admits in order of submission under every
