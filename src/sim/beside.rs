@@ -141,14 +141,10 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
             self.seats.resize_with(job + 1, || None);
         }
         assert!(self.seats[job].is_none(), "job {job} is running");
-        let mut player = Player::new(work.program, work.durations, self.now);
-        player.share_window();
-        self.seats[job] = Some(Seat {
-            player,
-            utilisation: work.utilisation.clamp(1, WHOLE),
-            ready: [None; 2],
-            asked: None,
-        });
+        let Work { program, durations, utilisation } = work;
+        let player = Player::new(program, durations, self.now, true);
+        let (utilisation, ready, asked) = (utilisation.clamp(1, WHOLE), [None; 2], None);
+        self.seats[job] = Some(Seat { player, utilisation, ready, asked });
         self.touched.insert(job);
     }
 

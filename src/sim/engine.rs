@@ -50,7 +50,7 @@ fn alone(
     durations: &Durations,
     one: bool,
 ) -> Result<Run, Deadlock> {
-    let mut player = Player::new(program, durations, Nanos::ZERO);
+    let mut player = Player::new(program, durations, Nanos::ZERO, false);
     let mut wires = Wires::default();
     let mut now = Nanos::ZERO;
     loop {

@@ -50,8 +50,9 @@ pub(super) struct Player<P, D> {
 }
 
 impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
-    /// A job at the start of an iteration.
-    pub fn new(program: P, durations: D, began: Nanos) -> Self {
+    /// A job at the start of an iteration. If other jobs share its window, it must hold the window
+    /// where it needs it.
+    pub fn new(program: P, durations: D, began: Nanos, shares: bool) -> Self {
         let queue = |direction| {
             let of = |&copy: &usize| program.copies[copy].direction == direction;
             let copies = (0..program.copies.len()).filter(of).collect();
@@ -70,14 +71,9 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
             queues,
             stalls: Stalls::default(),
             late: 0,
-            shares: false,
+            shares,
             held: None,
         }
-    }
-
-    /// Says that other jobs use the window from now on, so this job must hold it where it needs it.
-    pub const fn share_window(&mut self) {
-        self.shares = true;
     }
 
     /// The stretch for which this job needs the window and does not hold it. `None` if anything

@@ -248,7 +248,9 @@ impl Engine<'_> {
         while !self.let_in(job, Join::Own) {
             // A running job that should not run stops at the end of its iteration.
             let Some(victim) = self.victim(|j| j != job && !wanted.contains(&j)) else {
-                return self.paid(out);
+                // No job starts after these copies, which overlap with the running jobs.
+                self.outcome.moved += u128::from(out.0);
+                return false;
             };
             out += self.send_away(victim);
         }
@@ -256,12 +258,5 @@ impl Engine<'_> {
         self.waiting.remove(&line);
         self.start(job, out);
         true
-    }
-
-    /// Accounts for copies to the host after which no job starts: they overlap with the running
-    /// jobs.
-    fn paid(&mut self, out: Bytes) -> bool {
-        self.outcome.moved += u128::from(out.0);
-        false
     }
 }
