@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::compact::Gather;
 use crate::sim::share::check::{Picture, Resident};
 use crate::sim::share::lanes::{JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
@@ -97,7 +98,7 @@ impl Memory {
         let moved = |(id, spot): (&JobId, &Spot)| {
             before.get(id).is_some_and(|old| old != spot && !out.contains(id)).then_some(*id)
         };
-        let moves: BTreeSet<JobId> = next.spots().iter().filter_map(moved).collect();
+        let moves: BTreeSet<JobId> = next.spots().iter().filter_map(moved).gather();
         if !moves.is_empty() {
             return Entry::Moves(moves);
         }
@@ -117,7 +118,7 @@ impl Memory {
     #[must_use]
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
         let places: BTreeMap<Item, (Bytes, Bytes)> =
-            self.layout.items().map(|(item, at, size)| (item, (at, size))).collect();
+            self.layout.items().map(|(item, at, size)| (item, (at, size))).gather();
         let spot = |(job, _, lane): (JobId, Bytes, Option<LaneId>)| {
             let lane = lane?;
             let (at, size) = places.get(&Item::Lane(lane))?;
@@ -125,7 +126,7 @@ impl Memory {
             let need = self.needs.get(&job).copied().unwrap_or_default();
             Some((job, Spot { persistent, ephemeral: Bytes(at.0 + size.0 - need.0), lane }))
         };
-        self.lanes.residents().filter_map(spot).collect()
+        self.lanes.residents().filter_map(spot).gather()
     }
 
     /// The bytes in use: persistent memory and lanes.
@@ -139,7 +140,7 @@ impl Memory {
     pub fn picture(&self) -> Picture {
         let mut picture = Picture { capacity: self.arena().0, ..Picture::default() };
         let mut places: BTreeMap<Item, u64> =
-            self.layout.items().map(|(item, at, _)| (item, at.0)).collect();
+            self.layout.items().map(|(item, at, _)| (item, at.0)).gather();
         for (job, persistent, lane) in self.lanes.residents() {
             let ephemeral = self.needs.get(&job).map_or(0, |n| n.0);
             picture.residents.push(Resident {

@@ -28,6 +28,7 @@ pub use worker::Work;
 
 use super::start::Shared;
 use super::{RunError, Settings};
+use crate::compact::CompactSort;
 use crate::contract::JobPlan;
 use crate::device::{Profile, roofline};
 use crate::sim::engine;
@@ -369,7 +370,7 @@ impl<'env> Service<'_, 'env> {
             .filter(|(_, s)| s.stage == Stage::Early && s.submit <= now)
             .map(|(id, s)| (s.submit, id))
             .collect();
-        due.sort_unstable();
+        due.compact_sort();
         for (_, id) in due {
             let (job, seat) = (id32(id), &mut self.seats[id]);
             seat.stage = Stage::There;

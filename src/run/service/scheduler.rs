@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::memory::{Entry, Memory, Spot};
+use crate::compact::{CompactSort, Gather};
 use crate::sim::share::lanes::{JobId, Join, MOST};
 use crate::sim::share::policy::{Facts, Policy, Style, choose};
 use crate::units::{Bytes, Nanos};
@@ -407,7 +408,7 @@ impl Scheduler {
         };
         let mut order: Vec<JobId> =
             self.jobs.iter().filter(|(_, t)| !t.stopping).map(|(id, _)| *id).collect();
-        order.sort_by_key(|id| self.jobs.get(id).map(|t| (rank(t), t.submit, *id)));
+        order.compact_sort_by_key(|id| self.jobs.get(id).map(|t| (rank(t), t.submit, *id)));
         if let Some(oldest) = self.overdue(now) {
             order.retain(|&j| j != oldest);
             order.insert(0, oldest);
@@ -459,7 +460,7 @@ impl Scheduler {
         let turns =
             |jobs: &BTreeMap<JobId, Tenant>, j: &JobId| jobs.get(j).map_or(u64::MAX, |t| t.turns);
         let mut by_turns = order.to_vec();
-        by_turns.sort_by_key(|j| (turns(&self.jobs, j), *j));
+        by_turns.compact_sort_by_key(|j| (turns(&self.jobs, j), *j));
         let inside = |jobs: &BTreeMap<JobId, Tenant>| {
             by_turns.iter().copied().find(|j| jobs.get(j).is_some_and(Tenant::inside))
         };
@@ -538,7 +539,7 @@ impl Scheduler {
         // The lanes in use, and whether they are passed on within iterations.
         let running = |jobs: &BTreeMap<JobId, Tenant>| -> BTreeMap<u32, bool> {
             let running = jobs.iter().filter(|(_, t)| t.state == State::Running);
-            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, t.passes()))).collect()
+            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, t.passes()))).gather()
         };
         for &job in wanted {
             let busy = running(&self.jobs);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use neap::compact::Gather;
 use neap::plan::{Method, Of, Share};
 use neap::run::service::{Remote, Request, Tenant, Work};
 use neap::run::{Settings, Stop};
@@ -224,7 +225,7 @@ impl Asking {
         loop {
             let there: BTreeMap<PathBuf, (u64, Option<SystemTime>)> =
                 match std::fs::read_dir(folder) {
-                    Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
+                    Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).gather(),
                     Err(error) => {
                         note(&format!(
                             "--watch: {}: {error}; nothing more is read from it",

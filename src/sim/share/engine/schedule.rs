@@ -12,6 +12,7 @@ use super::{Engine, Key, LOOK, NEVER, State};
 
 /// Before every key.
 const FIRST: Key = (i64::MIN, 0, 0);
+use crate::compact::Gather;
 use crate::units::{Bytes, Nanos};
 
 impl Engine<'_> {
@@ -120,7 +121,7 @@ impl Engine<'_> {
     fn one_in_each_lane(&mut self) {
         self.admit(Join::Share, Self::rest);
         let mut runners: BTreeMap<LaneId, u32> =
-            self.runs().map(|job| (self.lane_of(job), job)).collect();
+            self.runs().map(|job| (self.lane_of(job), job)).gather();
         let mut from = (0, FIRST);
         while let Some(&(lane, best)) = self.idle.range(from..).next() {
             from = (lane + 1, FIRST);
