@@ -19,23 +19,26 @@ fn main() {
     if env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         device(&root, &out);
         python(&root.join("python"), "neap", &mut files);
-        compress(&out.join("libneap_dry.so"), &out.join("libneap_dry.so.gz"));
+        let library = fs::read(out.join("libneap_dry.so")).expect("it was built");
+        compress(&library, &out.join("libneap_dry.so.gz"));
     }
-    let mut text = String::from("&[\n");
-    for (number, (name, file)) in files.into_iter().enumerate() {
-        let path = out.join(format!("python-{number}.gz"));
-        compress(&file, &path);
-        writeln!(text, "    ({name:?}, include_bytes!({path:?})),").expect("a string takes it");
+    let (mut text, mut all) = (String::from("&[\n"), Vec::new());
+    for (name, file) in files {
+        let content = fs::read(file).expect("the file is there");
+        writeln!(text, "    ({name:?}, {}),", content.len()).expect("a string takes it");
+        all.extend(content);
     }
     text.push_str("]\n");
+    // As one, since the files have much in common.
+    compress(&all, &out.join("python.gz"));
     fs::write(out.join("python_files.rs"), text).expect("OUT_DIR is writable");
 }
 
 /// The executable contains its files compressed; they are unpacked once.
-fn compress(from: &Path, to: &Path) {
+fn compress(content: &[u8], to: &Path) {
     let file = fs::File::create(to).expect("OUT_DIR is writable");
     let mut gzip = flate2::write::GzEncoder::new(file, flate2::Compression::best());
-    gzip.write_all(&fs::read(from).expect("the file is there")).expect("OUT_DIR is writable");
+    gzip.write_all(content).expect("OUT_DIR is writable");
     gzip.finish().expect("OUT_DIR is writable");
 }
 
@@ -68,7 +71,7 @@ fn device(root: &Path, out: &Path) {
     let mut command = Command::new(rustc);
     command.arg(root.join("dry/src/lib.rs")).arg("-o").arg(out.join("libneap_dry.so"));
     command.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "neap_dry"]);
-    command.args(["-C", "opt-level=2", "-C", "panic=abort", "-C", "strip=symbols"]);
+    command.args(["-C", "opt-level=s", "-C", "panic=abort", "-C", "strip=symbols"]);
     command.args(["-C", "link-arg=-Wl,-soname,libneap_dry.so", "--cap-lints", "allow"]);
     command.arg("--target").arg(env::var("TARGET").expect("cargo sets TARGET"));
     if let Some(linker) = env::var_os("RUSTC_LINKER") {

@@ -115,20 +115,52 @@ pub fn write(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), FileError> {
-    let fail = |e| FileError::new(path, "cannot be written", e);
-    not_a_folder(path)?;
-    let path = &*behind(path);
-    // A device or a pipe (/dev/stdout, /dev/null) can't be replaced by renaming: write through it.
-    if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        let file = std::fs::OpenOptions::new().write(true).open(path).map_err(fail)?;
-        let mut buffered = io::BufWriter::with_capacity(1 << 16, Pipe(file));
-        return fill(&mut buffered).and_then(|()| buffered.flush()).map_err(fail);
+    let mut output = Output::new(path)?;
+    let filled = fill(output.writer());
+    filled.and_then(|()| output.keep()).map_err(|e| unwritten(path, e))
+}
+
+fn unwritten(path: &Path, cause: io::Error) -> FileError {
+    FileError::new(path, "cannot be written", cause)
+}
+
+/// Where [`write()`] writes.
+enum Output {
+    /// A device or a pipe (/dev/stdout, /dev/null) can't be replaced by renaming.
+    Through(io::BufWriter<Pipe>),
+    /// To be renamed.
+    Whole(io::BufWriter<tempfile::NamedTempFile>, PathBuf),
+}
+
+impl Output {
+    fn new(path: &Path) -> Result<Self, FileError> {
+        not_a_folder(path)?;
+        let target = behind(path).to_path_buf();
+        if std::fs::metadata(&target).is_ok_and(|m| !m.is_file()) {
+            let file = std::fs::OpenOptions::new().write(true).open(target);
+            let file = Pipe(file.map_err(|e| unwritten(path, e))?);
+            return Ok(Self::Through(io::BufWriter::with_capacity(1 << 16, file)));
+        }
+        let file = temporary(&target)?;
+        Ok(Self::Whole(io::BufWriter::with_capacity(1 << 16, file), target))
     }
-    let mut buffered = io::BufWriter::with_capacity(1 << 16, temporary(path)?);
-    fill(&mut buffered).map_err(fail)?;
-    let temporary = buffered.into_inner().map_err(|e| fail(e.into_error()))?;
-    temporary.persist(path).map_err(|e| fail(e.error))?;
-    Ok(())
+
+    fn writer(&mut self) -> &mut dyn Write {
+        match self {
+            Self::Through(file) => file,
+            Self::Whole(file, _) => file,
+        }
+    }
+
+    fn keep(self) -> io::Result<()> {
+        match self {
+            Self::Through(mut file) => file.flush(),
+            Self::Whole(file, target) => {
+                let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+                file.persist(target).map(drop).map_err(|e| e.error)
+            }
+        }
+    }
 }
 
 /// An output whose reader may stop early (`| head`), which is no error.

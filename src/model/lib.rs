@@ -11,6 +11,8 @@ pub mod files;
 
 pub mod parallel;
 
+pub mod compact;
+
 pub mod job;
 
 pub mod device;

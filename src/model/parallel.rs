@@ -5,6 +5,8 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use crate::compact::CompactSort;
+
 thread_local! {
     /// The cores that this thread may use; zero where it is not one of several.
     static CORES: Cell<usize> = const { Cell::new(0) };
@@ -65,7 +67,7 @@ pub fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> V
         }
         all
     });
-    all.sort_unstable_by_key(|(i, _)| *i);
+    all.compact_sort_by_key(|(i, _)| *i);
     all.into_iter().map(|(_, t)| t).collect()
 }
 

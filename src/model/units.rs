@@ -186,6 +186,12 @@ pub const fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// Apart, as ids are made everywhere.
+#[cold]
+fn too_many() -> u32 {
+    panic!("fewer than 2^32 entries")
+}
+
 macro_rules! id {
     ($(#[$doc:meta])* $t:ident) => {
         $(#[$doc])*
@@ -203,9 +209,10 @@ macro_rules! id {
             ///
             /// # Panics
             /// When `index` is above `u32::MAX`, which the graph's limits exclude.
+            #[inline]
             #[must_use]
             pub fn of(index: usize) -> Self {
-                Self(u32::try_from(index).expect("fewer than 2^32 entries"))
+                Self(u32::try_from(index).unwrap_or_else(|_| too_many()))
             }
         }
     };

@@ -71,6 +71,7 @@ mod moment;
 use moment::{Copied, Moment, Recomputed, denser, rank};
 
 use super::residency::{Lifetime, Residencies};
+use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::optimizer::is_update;
@@ -296,7 +297,7 @@ impl<'a> Bounds<'a> {
         let look = |q: u32| self.resident(q, added, budget.0);
         let mut parts: Vec<usize> = (0..self.parts.len()).collect();
         let standing = |part: usize| self.standing(self.parts[part].highest);
-        parts.sort_by_key(|&part| std::cmp::Reverse(standing(part)));
+        parts.compact_sort_by_key(|&part| std::cmp::Reverse(standing(part)));
         let mut seen = Vec::with_capacity(parts.len());
         for part in parts {
             let highest = look(self.parts[part].highest);
@@ -473,7 +474,7 @@ impl<'a> Bounds<'a> {
             let cost = u64::try_from(writers.iter().map(part).sum::<u128>()).unwrap_or(u64::MAX);
             moment.recompute.push(Recomputed { bytes, cost, longest });
         }
-        moment.recompute.sort_by(|a, b| denser(b.bytes, b.cost, a.bytes, a.cost));
+        moment.recompute.compact_sort_by(|a, b| denser(b.bytes, b.cost, a.bytes, a.cost));
         moment
     }
 }

@@ -35,6 +35,7 @@ use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::residency::{Gap, Residencies, Swap};
 use super::timetable::Timetable;
+use crate::compact::CompactSort;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::TensorId;
@@ -128,7 +129,7 @@ impl PolicyMaker<'_> {
                 }
             }
         }
-        candidates.sort_unstable();
+        candidates.compact_sort();
         for (_, tensor, gap) in candidates {
             if self.may_swap(tensor)
                 && let Some((decision, out, back)) = self.on_the_link(tensor, gap)
@@ -205,7 +206,7 @@ impl PolicyMaker<'_> {
                 ranked.push((value(overhead), Means::Recompute, tensor, gap));
             }
         }
-        ranked.sort_unstable();
+        ranked.compact_sort();
         for (_, means, tensor, gap) in ranked {
             if means == Means::Swap {
                 let decision = self.on_demand(tensor, gap);

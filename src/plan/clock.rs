@@ -4,7 +4,7 @@
 //! begins in a slot waits for all swap-outs that must have ended by then. Placement can only relax
 //! that. Copies start in the order of [`crate::emit`]. Cost: O((operators + copies) · log).
 
-use super::residency::{Gap, Residencies};
+use super::residency::Residencies;
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::sim::engine::{rate, wait, work};
@@ -151,8 +151,7 @@ impl Queue {
 /// Copies out and back, in this order.
 fn queues(residencies: &Residencies<'_>, slots: usize) -> [Queue; 2] {
     let (mut outs, mut backs) = (Vec::new(), Vec::new());
-    for (tensor, gap, decision) in residencies.decisions() {
-        let Gap::Swap(w) = decision else { continue };
+    residencies.each_swap(|tensor, gap, w| {
         let bytes = residencies.graph.tensor(tensor).bytes;
         let of = (tensor, gap);
         if !residencies.clean(tensor, gap) {
@@ -162,7 +161,7 @@ fn queues(residencies: &Residencies<'_>, slots: usize) -> [Queue; 2] {
         let (_, b, _) = residencies.ends(tensor, gap);
         let rank = (w.back_from / 2, w.starts.1, tensor.0);
         backs.push(Item { rank, bound: b, bytes, of });
-    }
+    });
     let mut out = Queue::new(Direction::D2h, outs, slots, |item| item.bound as usize + 1);
     // What had to leave before a slot had to leave before all later ones.
     for slot in 1..slots {

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::place::{self, Item, heuristic};
+use crate::compact::Gather;
 use crate::device::Link;
 use crate::sim::engine::{self, Deadlock, Durations, Run};
 use crate::sim::program::{Direction, Program};
@@ -81,7 +82,7 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Pool, 
             return Ok(apart);
         }
         let mut offsets: BTreeMap<TensorId, Bytes> =
-            lives.keys().map(|&t| (t, Bytes::ZERO)).collect();
+            lives.keys().map(|&t| (t, Bytes::ZERO)).gather();
         offsets.extend(tensors.into_iter().zip(layout.offsets.iter().map(|&o| Bytes(o))));
         program.share(&offsets);
         match engine::run(program, link, &durations) {

@@ -252,6 +252,17 @@ impl<'a> Residencies<'a> {
         (a / 2, b / 2, round)
     }
 
+    /// Visits every swap, tensor by tensor.
+    pub fn each_swap(&self, mut visit: impl FnMut(TensorId, usize, Swap)) {
+        for (index, lifetime) in self.lifetimes.iter().enumerate() {
+            for (gap, decision) in lifetime.gaps.iter().enumerate() {
+                if let Gap::Swap(swap) = decision {
+                    visit(TensorId::of(index), gap, *swap);
+                }
+            }
+        }
+    }
+
     /// Every gap of every tensor, with what is decided for it.
     pub fn decisions(&self) -> impl Iterator<Item = (TensorId, usize, Gap)> {
         self.lifetimes.iter().enumerate().flat_map(|(index, lifetime)| {
@@ -261,6 +272,7 @@ impl<'a> Residencies<'a> {
     }
 
     /// The slots in which the tensor is away under a decision: one or two half-open ranges.
+    #[inline]
     #[must_use]
     pub fn away(&self, tensor: TensorId, gap: usize, decision: Gap) -> [(usize, usize); 2] {
         let (a, b, round) = self.ends(tensor, gap);

@@ -27,6 +27,7 @@ use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::residency::{Gap, Residencies, Swap};
 use super::timetable::Timetable;
+use crate::compact::CompactSort;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId, id32};
@@ -209,7 +210,7 @@ impl<'a, 'o> Search<'a, 'o> {
                 found.push((tensor, gap));
             }
         }
-        found.sort_by_key(|&(t, gap)| {
+        found.compact_sort_by_key(|&(t, gap)| {
             (std::cmp::Reverse(self.residencies.lifetimes[t.index()].bytes), t, gap)
         });
         found
@@ -352,7 +353,7 @@ impl<'a, 'o> Search<'a, 'o> {
             // Bytes per second, in integers.
             ranked.push((u128::from(lifetime.bytes) * 1_000_000_000 / time, tensor, gap));
         }
-        ranked.sort_by_key(|&(msps, tensor, gap)| (std::cmp::Reverse(msps), tensor, gap));
+        ranked.compact_sort_by_key(|&(msps, tensor, gap)| (std::cmp::Reverse(msps), tensor, gap));
         ranked
     }
 
@@ -393,15 +394,13 @@ impl<'a, 'o> Search<'a, 'o> {
     /// Lets passive swaps leave later and come back earlier where the target has room, so that
     /// fewer operators wait.
     fn widen_passive(&mut self, target: u64) {
-        let passive = |(tensor, gap, decision)| match decision {
-            Gap::Swap(swap) if swap.passive => {
-                Some((self.residencies.operators(tensor, gap).1, tensor, gap))
+        let mut passive: Vec<(u32, TensorId, usize)> = Vec::new();
+        self.residencies.each_swap(|tensor, gap, swap| {
+            if swap.passive {
+                passive.push((self.residencies.operators(tensor, gap).1, tensor, gap));
             }
-            _ => None,
-        };
-        let mut passive: Vec<(u32, TensorId, usize)> =
-            self.residencies.decisions().filter_map(passive).collect();
-        passive.sort_unstable();
+        });
+        passive.compact_sort();
         for (_, tensor, gap) in passive {
             self.widen(tensor, gap, target);
         }

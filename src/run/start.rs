@@ -5,6 +5,8 @@ use std::path::Path;
 
 use super::backend::{self, Device, Failure, host};
 use super::{Costs, Lookup, Target};
+#[cfg(feature = "cuda")]
+use crate::compact::Gather;
 use crate::contract::Chosen;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
@@ -119,8 +121,7 @@ fn on_gpu<R>(
     (shared, spare): (Option<&Shared>, &Spare),
     work: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, DeviceNotes), Failure> {
-    let algorithms =
-        libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).collect();
+    let algorithms = libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).gather();
     let options =
         backend::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, algorithms };
     let shared = match shared {
@@ -133,7 +134,7 @@ fn on_gpu<R>(
             let workspace = passes.iter().map(|p| p.1).max().unwrap_or_default();
             (*id, Chosen { algorithms: passes.iter().map(|p| p.0).collect(), workspace })
         };
-        let libraries = device.algorithms().iter().map(chosen).collect();
+        let libraries = device.algorithms().iter().map(chosen).gather();
         let costs = Costs {
             fallbacks: device.fallbacks(),
             scratch: device.scratch(),

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::Metadata;
 
 use super::{seed, support};
+use crate::compact::Gather;
 use crate::files;
 use crate::job::{Arg, Dtype, Graph, Role, Tensor};
 use crate::units::TensorId;
@@ -239,7 +240,7 @@ fn read(
         Some(number) if metadata.info(key).is_none() => number.clone(),
         _ => key.clone(),
     };
-    let keys: BTreeMap<String, &String> = wanted.keys().map(|key| (in_file(key), key)).collect();
+    let keys: BTreeMap<String, &String> = wanted.keys().map(|key| (in_file(key), key)).gather();
     check(wanted, &keys, &metadata, &names).map_err(content)?;
     let mut found = BTreeMap::new();
     for name in names {

@@ -15,6 +15,7 @@ use super::allocator::{Config, Stats};
 use super::engine::{self, Run};
 use super::program::{Begin, Program};
 use super::requests::Request;
+use crate::compact::CompactSort;
 use crate::contract::Plan;
 use crate::device::Profile;
 use crate::job::liveness::{Span, spans};
@@ -240,7 +241,7 @@ impl Timeline {
 
     /// Sorts changes by time, ends before begins; otherwise the order stays.
     fn sorted(mut self) -> Self {
-        self.changes.sort_by_key(|(at, change)| (*at, !matches!(change, Change::End(_))));
+        self.changes.compact_sort_by_key(|(at, change)| (*at, !matches!(change, Change::End(_))));
         self
     }
 

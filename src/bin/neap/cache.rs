@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use neap::compact::CompactSort;
 use neap::report::table::{Side, Table};
 use neap::units::Bytes;
 use serde::Serialize;
@@ -104,7 +105,7 @@ impl Kept {
                 kernels.push(Kernel { file, bytes: Bytes(about.len()) });
             }
         }
-        kernels.sort_by(|a, b| a.file.cmp(&b.file));
+        kernels.compact_sort_by(|a, b| a.file.cmp(&b.file));
         let total_bytes = kernels.iter().map(|k| k.bytes).sum();
         Ok(Self { folder: folder.display().to_string(), cleared: false, total_bytes, kernels })
     }

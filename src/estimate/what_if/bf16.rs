@@ -25,6 +25,7 @@ use super::super::gpu::step_class;
 use super::super::inputs::{Input, Inputs, Tensor};
 use super::super::roles::Role;
 use super::splice;
+use crate::compact::CompactSort;
 use crate::sim::requests::Request;
 use crate::units::{Bytes, id32};
 
@@ -96,7 +97,7 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
             }
         }
     }
-    found.sort_by_key(|u| u.time);
+    found.compact_sort_by_key(|u| u.time);
     found
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use crate::compact::Gather;
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::sim::engine::{self, Durations};
@@ -29,7 +30,7 @@ impl Seat {
             .iter()
             .filter(|r| r.begin == Begin::Iteration)
             .filter_map(|r| r.tensor)
-            .collect()
+            .gather()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which of the admitted jobs begin their next iteration: the policies of
 //! [`crate::sim::share::policy`], asked whenever a job is between two iterations.
 
+use crate::compact::CompactSort;
 use crate::sim::share::policy::{Policy, Style, choose};
 use crate::units::Nanos;
 
@@ -49,7 +50,7 @@ pub fn begin(policy: &Policy, residents: &[Resident], overdue: Option<usize>) ->
         }
         Style::UntilBusy { .. } => {
             let mut ranked: Vec<usize> = all.filter(able).collect();
-            ranked.sort_by_key(rank);
+            ranked.compact_sort_by_key(rank);
             let head = overdue.is_some() && ranked.first().copied() == overdue;
             let utilised = ranked.into_iter().map(|job| (job, residents[job].utilisation));
             let mut chosen = choose(utilised, residents.len(), head, |_| true);

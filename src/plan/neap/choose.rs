@@ -10,6 +10,7 @@ use super::improve::polish::{Choice, Made};
 use super::stream::{Streamed, streamable};
 use super::{Ban, Options, Variant};
 use crate::clock::Clock;
+use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::recompute::{Part, Recompute, Recomputer};
@@ -133,7 +134,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 all.push(Streamed { tensor, bytes: lifetime.bytes, time, after, is });
             }
         }
-        all.sort_by_key(|of| (of.after, of.tensor));
+        all.compact_sort_by_key(|of| (of.after, of.tensor));
         let last = u128::from(wanted) * u128::from(self.setting.variant.last) / 100;
         let last = super::stream::last(&all, u64::try_from(last).unwrap_or(wanted));
         let mut left = wanted;
@@ -195,11 +196,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let theta = self.cheap_below(slot, &candidates);
         if self.setting.options.swap {
             if self.setting.variant.dearest {
-                candidates.sort_by_key(|c| {
+                candidates.compact_sort_by_key(|c| {
                     (std::cmp::Reverse(c.price), std::cmp::Reverse(c.bytes), c.tensor, c.gap)
                 });
             } else {
-                candidates.sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
+                candidates.compact_sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
             }
             for c in candidates
                 .iter()

@@ -25,6 +25,7 @@ use polish::Choice;
 use super::choose::{Chooser, Setting};
 use super::{Ban, Options, Variant, drop, extend, linger, prefetch, stream};
 use crate::clock::{self, Clock};
+use crate::compact::CompactSort;
 use crate::job::Graph;
 use crate::parallel::{in_parallel, width};
 use crate::planner::Given;
@@ -171,7 +172,7 @@ pub fn search<'a>(
 /// Bans the swapping of all but the largest tensors, as many as the limit allows.
 fn unswappable(graph: &Graph, share_per_mille: u32) -> Vec<Ban> {
     let mut order: Vec<usize> = (0..graph.tensors.len()).collect();
-    order.sort_by_key(|&t| (Reverse(graph.tensors[t].bytes), t));
+    order.compact_sort_by_key(|&t| (Reverse(graph.tensors[t].bytes), t));
     let may = order.len().saturating_mul(share_per_mille as usize) / 1000;
     let mut bans = vec![Ban::default(); order.len()];
     for &tensor in order.iter().skip(may) {

@@ -27,11 +27,9 @@ pub fn restore(residencies: &mut Residencies<'_>, windows: &Swaps) {
 /// The windows as they are.
 #[must_use]
 pub fn swaps(residencies: &Residencies<'_>) -> Swaps {
-    let swap = |(tensor, gap, decision)| match decision {
-        Gap::Swap(swap) => Some((tensor, gap, swap)),
-        Gap::Keep | Gap::Recompute => None,
-    };
-    residencies.decisions().filter_map(swap).collect()
+    let mut all = Vec::new();
+    residencies.each_swap(|tensor, gap, swap| all.push((tensor, gap, swap)));
+    all
 }
 
 /// Gives every swap its window again. With `apart`, tensors that nothing generates do not come back

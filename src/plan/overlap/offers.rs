@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::budget::{PlanError, Planned, Request};
+use crate::compact::CompactSort;
 use crate::contract::Place;
 use crate::job::liveness::Liveness;
 use crate::place::Item;
@@ -180,7 +181,8 @@ impl Choice {
         // first.
         let mut order: Vec<usize> =
             (0..self.shapes.len()).filter(|&i| fits[i] && self.shapes[i].item.bytes > 0).collect();
-        order.sort_by_key(|&i| (self.shapes[i].life, Reverse(self.shapes[i].item.bytes), i));
+        order
+            .compact_sort_by_key(|&i| (self.shapes[i].life, Reverse(self.shapes[i].item.bytes), i));
         let (mut own, mut shared) = (self.load.clone(), vec![false; self.shapes.len()]);
         loop {
             let (at, load) = highest(&own);

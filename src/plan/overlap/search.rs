@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::offers::{Choice, Offer, choices};
 use super::{Overlapped, beside, cost, defect, held};
 use crate::budget::{PlanError, Planned};
+use crate::compact::{CompactSort, Gather};
 use crate::contract::{Placement, Plan, Window};
 use crate::device::Profile;
 use crate::method::Method;
@@ -300,10 +301,10 @@ impl<'a> Options<'a> {
                     ));
                 }
             }
-            placements.sort_unstable_by_key(|(from, placement)| (*from, placement.place));
+            placements.compact_sort_by_key(|(from, placement)| (*from, placement.place));
             job.placements = placements.into_iter().map(|p| p.1).collect();
             let shapes = choice.shapes.iter().zip(shared).filter(|(_, shared)| **shared);
-            let inside: BTreeSet<usize> = shapes.map(|(shape, _)| shape.residencies[0]).collect();
+            let inside: BTreeSet<usize> = shapes.map(|(shape, _)| shape.residencies[0]).gather();
             if !inside.is_empty() {
                 let hands_over_after = hand_overs(&choice.planned, &inside, gap);
                 let (offset, bytes) = (Bytes(window.0), Bytes(window.1));
@@ -368,7 +369,7 @@ fn hand_overs(part: &Planned, inside: &BTreeSet<usize>, gap: Option<u64>) -> Vec
         let (from, until) = engine::life(&part.program.residencies[r], &part.run);
         lives.extend(places[r].map(|place| (place, from, until)));
     }
-    lives.sort_unstable();
+    lives.compact_sort();
     let mut next: Vec<Nanos> = lives.iter().map(|l| l.1).collect();
     for i in (1..next.len()).rev() {
         next[i - 1] = next[i - 1].min(next[i]);

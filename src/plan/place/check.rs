@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::compact::CompactSort;
+
 /// Bytes `offset..offset + size`, held during the half-open `from..until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
@@ -47,7 +49,7 @@ pub fn check(all: &[Held], capacity: u64) -> Result<u64, Fault> {
             events.push((held.until, false, index));
         }
     }
-    events.sort_unstable();
+    events.compact_sort();
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
     for (_, begins, index) in events {
         let held = &all[index];

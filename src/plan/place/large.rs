@@ -11,6 +11,7 @@ use super::fit::{Start, first_fit};
 use super::search::{self, Options, Outcome};
 use super::skyline::{ORDERS, Orders, skyline};
 use super::{Item, Layout};
+use crate::compact::CompactSort;
 
 /// The small items together hold at most this part of the load (one in 100) at any moment.
 const SMALL: u64 = 100;
@@ -137,7 +138,9 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
     let life = |i: usize| -> u64 { items[i].spans.iter().map(|s| u64::from(s.1 - s.0)).sum() };
     let start = Start { layout: floor.clone(), given: Vec::new() };
     let mut order: Vec<usize> = (0..items.len()).collect();
-    order.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(life(i)), i));
+    order.compact_sort_by_key(|&i| {
+        (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(life(i)), i)
+    });
     let fewest = usize::from(items.len() <= MANY);
     for _ in 0..(PAIRS / (items.len() * items.len()).max(1)).clamp(fewest, TRIES) {
         let found = first_fit(items, &order, &start);
@@ -163,7 +166,7 @@ fn split(
     last: u32,
     bottom: u64,
 ) -> (Vec<usize>, Vec<usize>, u64) {
-    others.sort_unstable_by_key(|&i| (items[i].bytes, std::cmp::Reverse(i)));
+    others.compact_sort_by_key(|&i| (items[i].bytes, std::cmp::Reverse(i)));
     let load = |of: &[usize]| {
         let mut change = vec![0i64; last as usize + 1];
         for &i in of {
@@ -193,7 +196,7 @@ fn split(
         }
     }
     let mut large = others.split_off(few);
-    large.sort_unstable();
+    large.compact_sort();
     others.reverse();
     (large, others, all)
 }

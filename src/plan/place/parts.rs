@@ -1,6 +1,7 @@
 //! Splits items into parts that no chain of overlaps connects. Each part can be placed on its own.
 
 use super::cliques::Cliques;
+use crate::compact::CompactSort;
 
 /// Sorts `order` so that each part is contiguous. Returns the parts as ranges, small ones first.
 pub(super) fn split(cliques: &Cliques, order: &mut [u32]) -> Vec<(usize, usize)> {
@@ -29,7 +30,7 @@ pub(super) fn split(cliques: &Cliques, order: &mut [u32]) -> Vec<(usize, usize)>
             end = end.max(high);
         }
     }
-    parts.sort_by_key(|p| p.1 - p.0);
+    parts.compact_sort_by_key(|p| p.1 - p.0);
     parts
 }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{Item, Layout};
+use crate::compact::CompactSort;
 use crate::contract::{Place, Placement};
 use crate::emit::Emitted;
 use crate::sim::program::{Begin, Direction, Program};
@@ -89,7 +90,7 @@ pub fn placements(
             all.push((from, program.residencies[r].place, offset));
         }
     }
-    all.sort_unstable();
+    all.compact_sort();
     all.into_iter().map(|(_, place, offset)| Placement { place, offset: Bytes(offset) }).collect()
 }
 

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::compact::Gather;
 use crate::sim::share::check::Picture;
 use crate::sim::share::lanes::{JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
@@ -67,7 +68,7 @@ impl Memory {
         let moved = |(id, spot): (&JobId, &Spot)| {
             before.get(id).is_some_and(|old| old != spot && !out.contains(id)).then_some(*id)
         };
-        let moves: BTreeSet<JobId> = next.spots().iter().filter_map(moved).collect();
+        let moves: BTreeSet<JobId> = next.spots().iter().filter_map(moved).gather();
         if !moves.is_empty() {
             return Entry::Moves(moves);
         }
@@ -90,7 +91,7 @@ impl Memory {
             let end = self.layout.at(Item::Lane(lane))? + self.lanes.lane(lane)?.size;
             Some((job, Spot { persistent, ephemeral: end - need, lane }))
         };
-        self.lanes.residents().filter_map(spot).collect()
+        self.lanes.residents().filter_map(spot).gather()
     }
 
     /// The bytes in use: persistent memory and lanes.

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 
 use crate::Outcome;
+use crate::compact::Gather;
 use crate::sim::share::lanes::JobId;
 use crate::units::{Bytes, Nanos};
 
@@ -225,7 +226,7 @@ impl Records {
             let job = &jobs[place];
             (job.name.clone(), job.service_ns.saturating_sub(had))
         };
-        let service_ns: BTreeMap<String, Nanos> = self.there.iter().map(service).collect();
+        let service_ns: BTreeMap<String, Nanos> = self.there.iter().map(service).gather();
         if !service_ns.is_empty() && from_ns < now {
             self.report.stretches.push(Stretch { from_ns, to_ns: now, service_ns });
         }

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::memory::{Entry, Memory, Spot};
+use crate::compact::{CompactSort, Gather};
 use crate::sim::share::lanes::{JobId, Join, LaneId, MOST};
 use crate::sim::share::memory::Need;
 use crate::sim::share::policy::{Policy, Style, choose};
@@ -396,7 +397,7 @@ impl Scheduler {
         };
         let mut order: Vec<JobId> =
             self.jobs.iter().filter(|(_, t)| !t.stopping).map(|(id, _)| *id).collect();
-        order.sort_by_key(|id| self.jobs.get(id).map(|t| (rank(t), t.submit, *id)));
+        order.compact_sort_by_key(|id| self.jobs.get(id).map(|t| (rank(t), t.submit, *id)));
         if let Some(oldest) = self.overdue(now) {
             order.retain(|&j| j != oldest);
             order.insert(0, oldest);
@@ -501,7 +502,7 @@ impl Scheduler {
         // The lanes in use, and whether they are passed on within iterations.
         let running = self.jobs.iter().filter(|(_, t)| t.state == State::Running);
         let mut busy: BTreeMap<LaneId, bool> =
-            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, passes(t)))).collect();
+            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, passes(t)))).gather();
         for &job in wanted {
             let moving = self.room_for.as_ref().is_some_and(|(_, moving)| moving.contains(&job));
             let may = |t: &&mut Tenant| t.state == State::Idle && !moving && t.left > 0;

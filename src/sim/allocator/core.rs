@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use super::device::Device;
 use super::free::FreeSet;
 use super::stats::{BlockView, Change, SegmentChange, SegmentView, State, Stats};
+use crate::compact::CompactSort;
 use crate::units::{Bytes, id32};
 
 /// Stands for "no block" or "no segment".
@@ -293,7 +294,7 @@ impl<R: Rules> Core<R> {
                 }
             })
             .collect();
-        all.sort_unstable_by_key(|s| s.address);
+        all.compact_sort_by_key(|s| s.address);
         all
     }
 

@@ -179,7 +179,7 @@ impl Layout {
     /// persistent bytes moved.
     fn pack(&mut self) -> Bytes {
         let mut order: Vec<Item> = self.items.keys().copied().collect();
-        order.sort_by_key(|item| (self.items[item].0, *item));
+        order.sort_unstable_by_key(|item| (self.items[item].0, *item));
         let (mut low, mut high, mut moved) = (0, self.capacity, 0);
         let persistent = order.iter().filter(|item| !item.is_lane());
         for item in persistent.chain(order.iter().rev().filter(|item| item.is_lane())) {

@@ -22,6 +22,7 @@ use super::source::Budget;
 use super::value::{Event, Pickle, Stack, Value};
 use super::words::Word;
 use super::{Problem, Settings, Snapshot};
+use crate::compact::CompactSort;
 use crate::requests::Request;
 use crate::units::{Bytes, id32};
 
@@ -161,7 +162,7 @@ fn past(
     past.most = past.reserved + most;
     past.capacity = past.capacity.map(|c| c + past.reserved);
     past.contradicted = stray > 0 || odd > 0;
-    past.blocks.sort_unstable_by_key(|b| b.addr);
+    past.blocks.compact_sort_by_key(|b| b.addr);
     // The second pass assigns all ids anew.
     past.ids.values_mut().for_each(|id| *id = GONE);
     let mut note = |n: u64, what: &str| {

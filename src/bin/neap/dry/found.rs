@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use neap::compact::CompactSort;
 use neap::sim::allocator::Config;
 use neap::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -216,7 +217,7 @@ impl Found {
         let mut found = Self { scratch: scratch.to_owned(), ..Self::default() };
         let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).collect();
-        paths.sort();
+        paths.compact_sort();
         for path in paths {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let Ok(text) = fs::read_to_string(&path) else { continue };
@@ -242,7 +243,7 @@ impl Found {
             }
         }
         let used = |p: &Process| p.devices.iter().map(|d| d.peak_reserved_bytes).max().unwrap_or(0);
-        found.processes.sort_by_key(|p| (p.rank, std::cmp::Reverse(used(p)), p.pid));
+        found.processes.compact_sort_by_key(|p| (p.rank, std::cmp::Reverse(used(p)), p.pid));
         found
     }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
+use neap::compact::CompactSort;
 use neap::device::{Profile, builtin};
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::Config;
@@ -239,7 +240,7 @@ fn verdicts(requests: &[Request], config: &Config, ran_on: &Profile) -> Vec<Verd
             Verdict { device: profile.name.clone(), available: profile.available(), fits, reserved }
         })
         .collect();
-    all.sort_by_key(|v| v.available);
+    all.compact_sort_by_key(|v| v.available);
     all
 }
 
@@ -316,7 +317,7 @@ fn category_table(process: &Process, peak: &Peak) -> String {
     columns.extend(phases.iter().map(|p| (p.phase.as_str(), Side::Right)));
     let mut table = Table::new(&columns);
     let mut names: Vec<_> = peak.categories.iter().filter(|(_, b)| **b > 0).collect();
-    names.sort_by_key(|(name, bytes)| (std::cmp::Reverse(**bytes), name.as_str()));
+    names.compact_sort_by_key(|(name, bytes)| (std::cmp::Reverse(**bytes), name.as_str()));
     for (name, bytes) in names {
         let others = phases.iter().map(|p| p.categories.get(name).copied().unwrap_or(0));
         let cells = std::iter::once(*bytes).chain(others).map(|b| Bytes(b).to_string());

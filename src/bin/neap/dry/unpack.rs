@@ -1,6 +1,7 @@
 //! Puts what the executable carries into a cache folder: the device library, the Python package,
 //! the start-up hook.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -12,7 +13,9 @@ use sha2::{Digest, Sha256};
 const DEVICE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libneap_dry.so.gz"));
 const HOOK: &[u8] = include_bytes!("sitecustomize.py");
 const TORCH_HOOK: &[u8] = include_bytes!("../torch/sitecustomize.py");
-const PYTHON: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/python_files.rs"));
+/// The package's files: a path and a number of bytes each, and their contents one after another.
+const PYTHON: &[(&str, u64)] = include!(concat!(env!("OUT_DIR"), "/python_files.rs"));
+const PYTHON_CONTENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/python.gz"));
 
 /// Where everything lies.
 pub struct Unpacked {
@@ -73,15 +76,16 @@ fn unpack_in(cache: &Path) -> anyhow::Result<Unpacked> {
             put(&new.join("libneap_dry.so"), GzDecoder::new(DEVICE))?;
             put(&new.join("site/sitecustomize.py"), HOOK)?;
             put(&new.join("site-torch/sitecustomize.py"), TORCH_HOOK)?;
-            PYTHON.iter().try_for_each(|(name, bytes)| {
-                put(&new.join("python").join(name), GzDecoder::new(*bytes))
+            let mut content = GzDecoder::new(PYTHON_CONTENT);
+            PYTHON.iter().try_for_each(|(name, length)| {
+                put(&new.join("python").join(name), content.by_ref().take(*length))
             })
         })?;
     }
     Ok(unpacked)
 }
 
-fn put(path: &Path, mut content: impl io::Read) -> io::Result<()> {
+fn put(path: &Path, mut content: impl Read) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
@@ -117,15 +121,14 @@ pub fn folder_by_rename(
 
 fn hash() -> String {
     let mut all = Sha256::new();
-    for (name, bytes) in PYTHON.iter().copied().chain([
-        ("hook", HOOK),
-        ("hook of neap torch", TORCH_HOOK),
-        ("device", DEVICE),
-    ]) {
+    for (name, length) in PYTHON {
         all.update((name.len() as u64).to_le_bytes());
         all.update(name);
-        all.update((bytes.len() as u64).to_le_bytes());
-        all.update(bytes);
+        all.update(length.to_le_bytes());
+    }
+    for content in [PYTHON_CONTENT, HOOK, TORCH_HOOK, DEVICE] {
+        all.update((content.len() as u64).to_le_bytes());
+        all.update(content);
     }
     all.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
+use neap::compact::Gather;
 use neap::contract::{Chosen, Figures, Source};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
@@ -113,7 +114,7 @@ fn noisy(
 fn of_arranged(libraries: BTreeMap<OpId, Chosen>, graph: &Graph) -> BTreeMap<OpId, Chosen> {
     let Some(origin) = &graph.origin else { return libraries };
     let operators = (0..).map(OpId).zip(&origin.operators);
-    operators.filter_map(|(id, (of, _))| Some((id, libraries.get(of)?.clone()))).collect()
+    operators.filter_map(|(id, (of, _))| Some((id, libraries.get(of)?.clone()))).gather()
 }
 
 fn apart(robust: Robust) -> (Planned, Option<NoiseReport>) {

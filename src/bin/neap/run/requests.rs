@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use neap::compact::Gather;
 use neap::job::Graph;
 use neap::plan::{Method, Of, Share};
 use neap::run::service::{Remote, Request, Tenant, Work};
@@ -200,7 +201,7 @@ impl Asking {
         let mut failed: BTreeMap<PathBuf, State> = BTreeMap::new();
         loop {
             let there: BTreeMap<PathBuf, State> = match std::fs::read_dir(folder) {
-                Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
+                Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).gather(),
                 Err(error) => {
                     let folder = folder.display();
                     note(&format!("--watch: {folder}: {error}; nothing more is read from it"));

@@ -8,6 +8,7 @@ use std::env;
 use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 
+use crate::compact::CompactSort;
 use libloading::Library;
 
 /// A library that the device uses.
@@ -129,13 +130,18 @@ impl Opened {
     /// `F` must be the function's type.
     pub unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F, LibError> {
         // SAFETY: the caller guarantees the type; the library is never closed.
-        unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }.map(|f| *f).map_err(|_| {
-            LibError::Broken {
-                name: self.which.name(),
-                place: PathBuf::from(self.which.file()),
-                problem: format!("it lacks {}", name.to_string_lossy()),
-            }
-        })
+        unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }
+            .map(|f| *f)
+            .map_err(|_| self.lacks(name))
+    }
+
+    #[cold]
+    fn lacks(&self, name: &CStr) -> LibError {
+        LibError::Broken {
+            name: self.which.name(),
+            place: PathBuf::from(self.which.file()),
+            problem: format!("it lacks {}", name.to_string_lossy()),
+        }
     }
 }
 
@@ -222,7 +228,7 @@ fn other_major(which: Which, folder: &Path) -> Option<(PathBuf, u64)> {
     };
     let mut found: Vec<(PathBuf, u64)> =
         entries.flatten().filter_map(|e| Some((e.path(), major(&e.path())?))).collect();
-    found.sort();
+    found.compact_sort();
     found.pop()
 }
 
@@ -344,7 +350,7 @@ fn starts(path: &Path, prefix: &str) -> bool {
 fn sorted(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
-    paths.sort();
+    paths.compact_sort();
     paths
 }
 

@@ -36,6 +36,7 @@ use super::host::calls::number;
 use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::data_error;
+use crate::compact::Gather;
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId};
 use canary::Canaries;
@@ -259,7 +260,7 @@ impl<'a> Cuda<'a> {
             Ready::Gemm(plan) => plan.product,
             _ => None,
         };
-        let all: BTreeSet<_> = self.prepared.items.iter().flatten().filter_map(product).collect();
+        let all: BTreeSet<_> = self.prepared.items.iter().flatten().filter_map(product).gather();
         all.into_iter().collect()
     }
 

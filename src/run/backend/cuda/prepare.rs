@@ -21,6 +21,7 @@ use crate::backend::operators::error::{device_error, unsupported};
 use crate::backend::operators::moves::Moves;
 use crate::backend::operators::view::Call;
 use crate::backend::operators::{KernelError, kept_input};
+use crate::compact::Gather;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
 
@@ -151,8 +152,7 @@ impl Prepared {
         };
         let versions: Vec<String> =
             opened.iter().map(|o| format!("{} {}", o.which.name(), o.version)).collect();
-        let families: BTreeSet<Family> =
-            lists.iter().flatten().filter_map(Action::family).collect();
+        let families: BTreeSet<Family> = lists.iter().flatten().filter_map(Action::family).gather();
         let mut maker = Maker {
             context,
             folders: &folders,

@@ -3,6 +3,7 @@
 //! A call is checked here once. The backends ([`super::host::kernels`] and `cuda::emit`) execute
 //! what the checks return.
 
+use crate::compact::CompactSort;
 pub mod arguments;
 pub mod attention;
 pub mod conv;
@@ -88,6 +89,6 @@ pub fn list<K>(families: &[Family<K>]) -> Vec<Listed> {
             kinds.map(|kind| Listed { kind: format!("aten::{kind}"), types: family.types })
         })
         .collect();
-    all.sort();
+    all.compact_sort();
     all
 }

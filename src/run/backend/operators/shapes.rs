@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::KernelError;
 use super::error::invalid;
 use super::view::{Call, View};
+use crate::compact::CompactSort;
 
 /// Dimension `dim` of `rank` with negatives counted from the end.
 ///
@@ -156,13 +157,25 @@ pub fn walk<const N: usize>(
     walk_dyn(shape, std::array::from_fn(|k| strides[k].as_ref()), reorder, &mut row);
 }
 
+/// What [`walk_dyn`] calls. A `dyn FnMut` would compile every closure a second time, to be called
+/// once.
+trait Row<const N: usize> {
+    fn run(&mut self, offsets: [usize; N], length: usize, strides: [usize; N]);
+}
+
+impl<const N: usize, F: FnMut([usize; N], usize, [usize; N])> Row<N> for F {
+    fn run(&mut self, offsets: [usize; N], length: usize, strides: [usize; N]) {
+        self(offsets, length, strides);
+    }
+}
+
 /// One instance for each number of operands: a call for each run costs nothing, code for each
 /// kernel would.
 fn walk_dyn<const N: usize>(
     shape: &[usize],
     strides: [&[usize]; N],
     reorder: bool,
-    row: &mut dyn FnMut([usize; N], usize, [usize; N]),
+    row: &mut dyn Row<N>,
 ) {
     if shape.contains(&0) {
         return;
@@ -174,7 +187,7 @@ fn walk_dyn<const N: usize>(
         .map(|(d, &n)| (n, std::array::from_fn(|k| strides[k][d])))
         .collect();
     if reorder {
-        dims.sort_by_key(|(_, s)| std::cmp::Reverse(s[0]));
+        dims.compact_sort_by_key(|(_, s)| std::cmp::Reverse(s[0]));
     }
     let mut joined: Vec<(usize, [usize; N])> = Vec::with_capacity(dims.len());
     for (n, s) in dims {
@@ -187,7 +200,7 @@ fn walk_dyn<const N: usize>(
     let mut index = vec![0; joined.len()];
     let mut offsets = [0; N];
     loop {
-        row(offsets, length, step);
+        row.run(offsets, length, step);
         let mut d = joined.len();
         loop {
             if d == 0 {

@@ -9,6 +9,7 @@ use super::super::lanes::{Join, LaneId, MOST};
 use super::super::mechanism::{Mechanism, Room};
 use super::super::policy::{Style, choose};
 use super::{Engine, Key, LOOK, NEVER, State};
+use crate::compact::Gather;
 use crate::units::{Bytes, Nanos, saturated};
 
 /// Before every key.
@@ -122,7 +123,7 @@ impl Engine<'_> {
     fn one_in_each_lane(&mut self) {
         self.admit(Join::Share, Self::rest);
         let mut runners: BTreeMap<LaneId, u32> =
-            self.runs().map(|job| (self.lane_of(job), job)).collect();
+            self.runs().map(|job| (self.lane_of(job), job)).gather();
         let mut from = (0, FIRST);
         while let Some(&(lane, best)) = self.idle.range(from..).next() {
             from = (lane + 1, FIRST);

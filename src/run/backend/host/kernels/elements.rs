@@ -142,9 +142,21 @@ macro_rules! lane {
 lane!(f32, f64, 0.0);
 lane!(i64, i64, 0);
 
-/// What [`blocks`] calls: the loaded inputs, the number of elements in them, where results go.
-type Arithmetic<'a, T, const N: usize> =
-    &'a mut dyn FnMut(&[[T; BLOCK]; N], usize, &mut [T; BLOCK]);
+/// What [`blocks`] calls: the loaded inputs, the number of elements in them, where results go. A
+/// `dyn FnMut` would compile every closure a second time, to be called once.
+pub trait Arithmetic<T, const N: usize> {
+    /// Computes one block.
+    fn run(&mut self, inputs: &[[T; BLOCK]; N], count: usize, out: &mut [T; BLOCK]);
+}
+
+impl<T, const N: usize, F> Arithmetic<T, N> for F
+where
+    F: FnMut(&[[T; BLOCK]; N], usize, &mut [T; BLOCK]),
+{
+    fn run(&mut self, inputs: &[[T; BLOCK]; N], count: usize, out: &mut [T; BLOCK]) {
+        self(inputs, count, out);
+    }
+}
 
 /// `f` over blocks of the broadcast inputs (at most three), into `out`.
 ///
@@ -153,7 +165,7 @@ type Arithmetic<'a, T, const N: usize> =
 pub fn blocks<T: Lane, const N: usize>(
     out: &View,
     inputs: [&Input<'_>; N],
-    f: Arithmetic<'_, T, N>,
+    f: &mut dyn Arithmetic<T, N>,
 ) -> Result<(), KernelError> {
     let mut strides: Vec<Vec<usize>> = Vec::with_capacity(N);
     let mut loaded = [[T::default(); BLOCK]; N];
@@ -186,7 +198,7 @@ pub fn blocks<T: Lane, const N: usize>(
                     unsafe { T::load(view.dtype, from, step[k + 1], &mut loaded[k][..n]) };
                 }
             }
-            f(&loaded, n, &mut computed);
+            f.run(&loaded, n, &mut computed);
             // SAFETY: the walk stays inside the output's view.
             unsafe {
                 T::store(out.dtype, at(out, start[0] + done * step[0]), step[0], &computed[..n])
@@ -202,7 +214,7 @@ pub fn blocks<T: Lane, const N: usize>(
 /// # Errors
 /// When `a` can't be broadcast to `out`.
 pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<(), KernelError> {
-    blocks(out, [a], &mut |[a], n, out| {
+    blocks(out, [a], &mut |[a]: &[[T; BLOCK]; 1], n: usize, out: &mut [T; BLOCK]| {
         for (out, &a) in out[..n].iter_mut().zip(&a[..n]) {
             *out = f(a);
         }
@@ -219,7 +231,7 @@ pub fn map2<T: Lane>(
     b: &Input<'_>,
     f: impl Fn(T, T) -> T,
 ) -> Result<(), KernelError> {
-    blocks(out, [a, b], &mut |[a, b], n, out| {
+    blocks(out, [a, b], &mut |[a, b]: &[[T; BLOCK]; 2], n: usize, out: &mut [T; BLOCK]| {
         for ((out, &a), &b) in out[..n].iter_mut().zip(&a[..n]).zip(&b[..n]) {
             *out = f(a, b);
         }
@@ -237,7 +249,7 @@ pub fn map3<T: Lane>(
     c: &Input<'_>,
     f: impl Fn(T, T, T) -> T,
 ) -> Result<(), KernelError> {
-    blocks(out, [a, b, c], &mut |[a, b, c], n, out| {
+    blocks(out, [a, b, c], &mut |[a, b, c]: &[[T; BLOCK]; 3], n: usize, out: &mut [T; BLOCK]| {
         for (((out, &a), &b), &c) in out[..n].iter_mut().zip(&a[..n]).zip(&b[..n]).zip(&c[..n]) {
             *out = f(a, b, c);
         }
