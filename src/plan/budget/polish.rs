@@ -12,7 +12,7 @@ use super::{Memory, PlanError, Planned, Request, Search, finish, nominal, placed
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
-use crate::neap::improve::polish::{self, Judge, Linger};
+use crate::neap::improve::polish::{self, Before, Judge};
 use crate::neap::{EFFORT, Options, Warm};
 use crate::planner::{Decision, Given};
 use crate::residency::Residencies;
@@ -81,16 +81,20 @@ pub(super) fn polish(
     };
     let given = [basis.target, budget.max(basis.target)].map(given);
     let Options { effort, thorough, .. } = basis.options;
-    let pairs = thorough || basis.framework.is_none() && effort > EFFORT;
-    let options = Options { pairs: pairs && basis.options.pairs, ..basis.options.clone() };
-    let [own, other] = [Linger::Last, Linger::First].map(|linger| {
-        let best = Ok(best.clone());
-        let mut judge = Within { request, liveness, basis: &basis, best };
-        polish::polish(given, &options, &basis.warm, linger, &mut judge);
-        judge.best
-    });
-    let (own, other) = (own?, other?);
-    Ok(if other.run.iteration < own.run.iteration { other } else { own })
+    let more = basis.framework.is_none() && effort > EFFORT;
+    let pairs = thorough && basis.options.pairs;
+    let options = Options { pairs, ..basis.options.clone() };
+    let random = (more && options.random).then_some(Before::Random);
+    let first = best.clone();
+    for before in [Before::Nothing, Before::Linger].into_iter().chain(random) {
+        let mut judge = Within { request, liveness, basis: &basis, best: Ok(first.clone()) };
+        polish::polish(given, &options, &basis.warm, before, &mut judge);
+        let polished = judge.best?;
+        if polished.run.iteration < best.run.iteration {
+            best = polished;
+        }
+    }
+    Ok(best)
 }
 
 /// Takes changes that are quicker within the budget.

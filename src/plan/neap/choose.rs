@@ -6,9 +6,11 @@
 //! over the target that it relieves; only then does a copy that an operator has to wait for. Not
 //! for: when copies run in the end ([`super::prefetch`]).
 
+use std::cmp::Reverse;
+
 use super::improve::polish::{Choice, Made};
 use super::stream::{Streamed, streamable};
-use super::{Ban, Options, Variant};
+use super::{Options, Rule, Variant};
 use crate::clock::Clock;
 use crate::compact::CompactSort;
 use crate::contract::Latency;
@@ -38,7 +40,7 @@ pub struct Setting<'o> {
     /// The greedy's parameters.
     pub variant: Variant,
     /// By tensor.
-    pub bans: &'o [Ban],
+    pub rules: &'o [Rule],
     /// What is ever used.
     pub all: &'o [TensorId],
     /// What of it is not too small to be swapped while there is anything else.
@@ -114,7 +116,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     /// Streams `wanted` bytes more at a slot. Returns whether there was anything to stream.
     fn stream_more(&mut self, slot: u32, wanted: u64) -> bool {
-        let Setting { clock, link, bans, .. } = self.setting;
+        let Setting { clock, link, rules, .. } = self.setting;
         let from = clock.slot(slot);
         let mut all = Vec::new();
         for &tensor in &self.streamable {
@@ -122,7 +124,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             let gap = lifetime.gaps.len() - 1;
             let is = matches!(self.residencies.gap(tensor, gap), Gap::Swap(_));
             let tight = Gap::Swap(self.residencies.tightest(tensor, gap));
-            let may = !bans[tensor.index()].swap
+            let may = !rules[tensor.index()].no_swap
                 && self.residencies.gap(tensor, gap) == Gap::Keep
                 && self.may_swap(tensor, gap)
                 && self.residencies.relieves(tensor, gap, tight, slot as usize);
@@ -195,16 +197,16 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let mut candidates = self.at_peak(slot, least);
         let theta = self.cheap_below(slot, &candidates);
         if self.setting.options.swap {
-            if self.setting.variant.dearest {
-                candidates.compact_sort_by_key(|c| {
-                    (std::cmp::Reverse(c.price), std::cmp::Reverse(c.bytes), c.tensor, c.gap)
-                });
-            } else {
-                candidates.compact_sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
-            }
+            let rules = self.setting.rules;
+            let first = |c: &Candidate| rules[c.tensor.index()].first;
+            let dearest = self.setting.variant.dearest;
+            candidates.compact_sort_by_key(|c| {
+                let price = if dearest { c.price } else { 0 };
+                (Reverse(first(c)), Reverse(price), Reverse(c.bytes), c.tensor, c.gap)
+            });
             for c in candidates
                 .iter()
-                .filter(|c| c.price >= theta && !self.setting.bans[c.tensor.index()].swap)
+                .filter(|c| (c.price >= theta || first(c)) && !rules[c.tensor.index()].no_swap)
             {
                 if self.residencies.load.at(slot as usize) <= self.setting.target {
                     break;
@@ -228,7 +230,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
                     break;
                 }
                 if self.still(c, slot)
-                    && !self.setting.bans[c.tensor.index()].swap
+                    && !self.setting.rules[c.tensor.index()].no_swap
                     && self.may_swap(c.tensor, c.gap)
                 {
                     self.try_swap(c.tensor, c.gap, slot);
@@ -283,7 +285,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 && let Some(gap) = self.residencies.gap_over(tensor, slot)
                 && self.residencies.gap(tensor, gap) == Gap::Keep
             {
-                let may = self.setting.options.recompute && !self.setting.bans[index].recompute;
+                let may = self.setting.options.recompute && !self.setting.rules[index].no_recompute;
                 let cost = if may { maker.cost(tensor, gap) } else { None };
                 found.push(Candidate::new(tensor, gap, lifetime.bytes, cost));
             }
@@ -295,9 +297,9 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let lifetime = self.residencies.lifetime(tensor);
         let round = lifetime.long_lived && gap + 1 == lifetime.gaps.len();
         // What is over the share may not be swapped even where nothing else is left.
-        let banned =
-            self.setting.options.swap_share < 1000 && self.setting.bans[tensor.index()].swap;
-        !banned
+        let forbidden =
+            self.setting.options.swap_share < 1000 && self.setting.rules[tensor.index()].no_swap;
+        !forbidden
             && (!round || self.setting.options.across)
             && (self.swapped[tensor.index()] || lifetime.bytes <= self.pinned_left)
     }
@@ -439,18 +441,18 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     /// Makes again what is cheapest for what it relieves.
     fn recompute(&mut self, slot: u32, candidates: &[Candidate]) {
-        let mut heap: std::collections::BinaryHeap<std::cmp::Reverse<(u128, TensorId, usize)>> =
+        let mut heap: std::collections::BinaryHeap<Reverse<(u128, TensorId, usize)>> =
             std::collections::BinaryHeap::new();
         for c in candidates {
             if c.price < u128::MAX
                 && self.still(c, slot)
                 && let Some((key, _)) = self.rate(c.tensor, c.gap, slot)
             {
-                heap.push(std::cmp::Reverse((key, c.tensor, c.gap)));
+                heap.push(Reverse((key, c.tensor, c.gap)));
             }
         }
         let peak = self.residencies.load.at(slot as usize);
-        while let Some(std::cmp::Reverse((_, tensor, gap))) = heap.pop() {
+        while let Some(Reverse((_, tensor, gap))) = heap.pop() {
             if self.residencies.load.at(slot as usize) <= self.setting.target {
                 return;
             }
@@ -462,7 +464,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             // Its price may have risen since, or fallen: what is made in passing, what is gone.
             let Some((key, recompute)) = self.rate(tensor, gap, slot) else { continue };
             if heap.peek().is_some_and(|next| next.0.0 < key) {
-                heap.push(std::cmp::Reverse((key, tensor, gap)));
+                heap.push(Reverse((key, tensor, gap)));
                 continue;
             }
             let limit = self
@@ -547,7 +549,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 worth.push((useful * 1_000_000 / (u128::from(c.bytes) * copies), c.tensor, c.gap));
             }
         }
-        worth.sort_unstable_by_key(|&(worth, tensor, gap)| (std::cmp::Reverse(worth), tensor, gap));
+        worth.sort_unstable_by_key(|&(worth, tensor, gap)| (Reverse(worth), tensor, gap));
         for (_, tensor, gap) in worth {
             if self.residencies.load.at(slot as usize) <= self.setting.target {
                 return;

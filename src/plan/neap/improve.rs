@@ -15,6 +15,7 @@
 
 pub mod clear;
 pub mod polish;
+pub mod random;
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use polish::Choice;
 
 use super::choose::{Chooser, Setting};
-use super::{Ban, Options, Variant, drop, extend, linger, prefetch, stream};
+use super::{Options, Rule, Variant, drop, extend, linger, prefetch, stream};
 use crate::clock::{self, Clock};
 use crate::compact::CompactSort;
 use crate::job::Graph;
@@ -54,7 +55,7 @@ struct Search<'a, 'o> {
 #[derive(Clone, Debug)]
 pub struct Warm {
     variant: Variant,
-    bans: Vec<Ban>,
+    rules: Vec<Rule>,
     clock: Arc<Clock>,
     choices: Vec<Choice>,
 }
@@ -65,7 +66,7 @@ impl Warm {
     pub fn keeping(&self, kept: &BTreeSet<TensorId>) -> Self {
         let mut warm = self.clone();
         for tensor in kept {
-            warm.bans[tensor.index()] = Ban { swap: true, recompute: true };
+            warm.rules[tensor.index()] = Rule::STAYS;
         }
         warm.choices.retain(|choice| !kept.contains(&choice.tensor));
         warm
@@ -106,12 +107,13 @@ fn share(effort: u32, most: u64, operators: usize) -> u32 {
 /// What a step came to: over the target or not, time, load; the smaller the better.
 type Key = (bool, u64, u64);
 
+#[derive(Clone)]
 struct Found<'a> {
     key: Key,
     residencies: Residencies<'a>,
     clock: Clock,
     variant: Variant,
-    bans: Vec<Ban>,
+    rules: Vec<Rule>,
     choices: Vec<Choice>,
 }
 
@@ -134,7 +136,7 @@ pub fn search<'a>(
         search.calm = options.effort / 8;
         search.half = options.effort / 8;
         search.clock = warm.clock.clone();
-        let mut best = search.choose(warm.variant, &warm.bans);
+        let mut best = search.choose(warm.variant, &warm.rules);
         if !best.key.0 {
             search.rechoose(&mut best);
             search.vary(&mut best, &none, 0);
@@ -147,10 +149,11 @@ pub fn search<'a>(
     if best.key.0 {
         // Recomputes want their inputs at one time; near the floor everything must be able to
         // leave.
-        let swaps: Vec<Ban> = none.iter().map(|ban| Ban { recompute: true, ..*ban }).collect();
+        let swaps: Vec<Rule> =
+            none.iter().map(|rule| Rule { no_recompute: true, ..*rule }).collect();
         let found = search.choose(Variant::FIRST, &swaps);
         if found.key < best.key {
-            best = Found { bans: none.clone(), ..found };
+            best = Found { rules: none.clone(), ..found };
         }
     }
     search.stream(&mut best, &none);
@@ -169,16 +172,16 @@ pub fn search<'a>(
     search.done(best)
 }
 
-/// Bans the swapping of all but the largest tensors, as many as the limit allows.
-fn unswappable(graph: &Graph, share_per_mille: u32) -> Vec<Ban> {
+/// Forbids to swap all but the largest tensors, as many as the limit allows.
+fn unswappable(graph: &Graph, share_per_mille: u32) -> Vec<Rule> {
     let mut order: Vec<usize> = (0..graph.tensors.len()).collect();
     order.compact_sort_by_key(|&t| (Reverse(graph.tensors[t].bytes), t));
     let may = order.len().saturating_mul(share_per_mille as usize) / 1000;
-    let mut bans = vec![Ban::default(); order.len()];
+    let mut rules = vec![Rule::default(); order.len()];
     for &tensor in order.iter().skip(may) {
-        bans[tensor].swap = true;
+        rules[tensor].no_swap = true;
     }
-    bans
+    rules
 }
 
 impl<'a, 'o> Search<'a, 'o> {
@@ -196,8 +199,8 @@ impl<'a, 'o> Search<'a, 'o> {
     }
 
     fn done(self, best: Found<'a>) -> (Residencies<'a>, Warm) {
-        let Found { variant, bans, choices, .. } = best;
-        (best.residencies, Warm { variant, bans, clock: self.clock, choices })
+        let Found { variant, rules, choices, .. } = best;
+        (best.residencies, Warm { variant, rules, clock: self.clock, choices })
     }
 
     /// How many steps may follow: none where no better plan is possible or no effort is left.
@@ -227,11 +230,11 @@ impl<'a, 'o> Search<'a, 'o> {
         width().min(usize::try_from(most).unwrap_or(usize::MAX))
     }
 
-    fn choose(&self, variant: Variant, bans: &[Ban]) -> Found<'a> {
-        self.choose_after(variant, bans, None)
+    fn choose(&self, variant: Variant, rules: &[Rule]) -> Found<'a> {
+        self.choose_after(variant, rules, None)
     }
 
-    fn chooser<'s>(&'s self, variant: Variant, bans: &'s [Ban]) -> Chooser<'a, 's> {
+    fn chooser<'s>(&'s self, variant: Variant, rules: &'s [Rule]) -> Chooser<'a, 's> {
         let Given { latencies, link, pinned, target, .. } = *self.given;
         let mut residencies = self.fresh.clone();
         if variant.extend && self.options.extend {
@@ -245,7 +248,7 @@ impl<'a, 'o> Search<'a, 'o> {
             options: self.options,
             clock: &self.clock,
             variant,
-            bans,
+            rules,
             all: &self.all,
             large: &self.large,
         };
@@ -256,11 +259,11 @@ impl<'a, 'o> Search<'a, 'o> {
     fn choose_after(
         &self,
         variant: Variant,
-        bans: &[Ban],
+        rules: &[Rule],
         choices: Option<&[Choice]>,
     ) -> Found<'a> {
         let Given { latencies, link, target, .. } = *self.given;
-        let mut chooser = self.chooser(variant, bans);
+        let mut chooser = self.chooser(variant, rules);
         match choices {
             Some(choices) => chooser.replay(choices),
             None if variant.streamed > 0 => chooser.stream(),
@@ -307,13 +310,13 @@ impl<'a, 'o> Search<'a, 'o> {
             residencies,
             clock,
             variant,
-            bans: bans.to_vec(),
+            rules: rules.to_vec(),
             choices,
         }
     }
 
     /// Streams some of what one operator alone uses, where operators wait long.
-    fn stream(&mut self, best: &mut Found<'a>, none: &[Ban]) {
+    fn stream(&mut self, best: &mut Found<'a>, none: &[Rule]) {
         let all = stream::streamable(&self.fresh, self.options.min_swap.0, true);
         let bytes: u64 = all.iter().map(|&t| self.fresh.lifetime(t).bytes).sum();
         let missing = self.fresh.load.peak().1.saturating_sub(self.given.target);
@@ -344,7 +347,7 @@ impl<'a, 'o> Search<'a, 'o> {
 
     /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps
     /// are left.
-    fn vary(&mut self, best: &mut Found<'a>, none: &[Ban], rest: u32) {
+    fn vary(&mut self, best: &mut Found<'a>, none: &[Rule], rest: u32) {
         let mut tried = vec![best.variant];
         loop {
             let from = best.variant;
@@ -390,7 +393,7 @@ impl<'a, 'o> Search<'a, 'o> {
     fn rechoose(&mut self, best: &mut Found<'a>) {
         while !best.clock.late.is_empty() && self.step(best) {
             let before = std::mem::replace(&mut self.clock, Arc::new(best.clock.clone()));
-            let found = self.choose(best.variant, &best.bans);
+            let found = self.choose(best.variant, &best.rules);
             if found.key >= best.key {
                 self.clock = before;
                 return;
@@ -418,14 +421,14 @@ impl<'a, 'o> Search<'a, 'o> {
             }
             let all = in_parallel(next.len(), |at| {
                 let (tensor, swap) = next[at];
-                let mut bans = best.bans.clone();
-                let ban = &mut bans[tensor.index()];
+                let mut rules = best.rules.clone();
+                let rule = &mut rules[tensor.index()];
                 if swap {
-                    ban.swap = true
+                    rule.no_swap = true
                 } else {
-                    ban.recompute = true
+                    rule.no_recompute = true
                 }
-                self.choose(best.variant, &bans)
+                self.choose(best.variant, &rules)
             });
             for (change, found) in next.into_iter().zip(all) {
                 self.left -= 1;

@@ -19,6 +19,8 @@
 //!    better. Effort counts steps, so plans do not depend on the machine.
 //! 8. **Polishing** ([`improve::polish`]). Of a plan that is placed already single choices are
 //!    changed, and what is quicker and can be placed stays.
+//! 9. **Iterated local search** ([`improve::random`]). What the greedy must observe is changed at
+//!    random, and what comes of it is polished too.
 //!
 //! Each part is a switch in [`Options`]; `bench/ablation` measures what each is worth. A step looks
 //! at every tensor once for each slot that is the highest in turn, so planning takes O(effort ·
@@ -102,8 +104,11 @@ pub struct Options {
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
     /// Change two choices of the plan at once too, where single ones are changed for a framework's
-    /// allocator or with more than the usual effort.
+    /// allocator.
     pub pairs: bool,
+    /// With more than the usual effort, also change what the greedy must observe at random, and
+    /// polish what comes of it ([`improve::random`]).
+    pub random: bool,
     /// For a framework's allocator: leave out swaps that leave its memory in pieces.
     pub mend: bool,
     /// This is a plan that is mended from more targets, each without what was found before, and
@@ -154,6 +159,7 @@ impl Default for Options {
             twice: true,
             polish: true,
             pairs: true,
+            random: true,
             mend: true,
             thorough: false,
             effort: EFFORT,
@@ -223,13 +229,20 @@ impl Variant {
     }
 }
 
-/// What a tensor may not be chosen for.
+/// What the greedy must observe for a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ban {
-    /// Swapping in time.
-    pub swap: bool,
-    /// Making again.
-    pub recompute: bool,
+pub struct Rule {
+    /// It may not be swapped in time.
+    pub no_swap: bool,
+    /// It may not be made again.
+    pub no_recompute: bool,
+    /// It is swapped before others, even if it is cheap to make again.
+    pub first: bool,
+}
+
+impl Rule {
+    /// It stays.
+    const STAYS: Self = Self { no_swap: true, no_recompute: true, first: false };
 }
 
 /// Every tensor may be swapped.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::improve::polish::{Judge, Linger, polish};
+use super::improve::polish::{Before, Judge, polish};
 use super::{Options, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
@@ -282,18 +282,18 @@ fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
             continue;
         }
         let time = |of: &Residencies<'_>| clock::run(of, &latencies, &LINK).total;
-        for linger in [Linger::First, Linger::Last] {
+        for before in [Before::Nothing, Before::Linger, Before::Random] {
             let mut taking = Taking { time: &time, target, best: time(&residencies), quicker: 0 };
-            polish([given, given], &options, &warm, linger, &mut taking);
+            polish([given, given], &options, &warm, before, &mut taking);
             quicker += taking.quicker;
             let single = Options { pairs: false, ..options.clone() };
             let mut alone = Taking { time: &time, target, best: time(&residencies), quicker: 0 };
-            polish([given, given], &single, &warm, linger, &mut alone);
+            polish([given, given], &single, &warm, before, &mut alone);
             assert!(taking.best <= alone.best, "{target}: {} by pairs", taking.best);
             by_pairs += u32::from(taking.best < alone.best);
             // There is something to be asked about just where something is taken.
             let mut refusing = Refusing::default();
-            polish([given, given], &options, &warm, linger, &mut refusing);
+            polish([given, given], &options, &warm, before, &mut refusing);
             let (asked, taken) = (refusing.0.into_inner(), taking.quicker);
             assert_eq!(asked > 0, taken > 0, "{target}: {asked} asked, {taken} taken");
         }

@@ -76,10 +76,13 @@ pub struct Switches {
     /// neap: Never change single choices of a plan that is slower than the unplanned job.
     #[arg(long)]
     no_polish: bool,
-    /// neap: Never change two choices of a plan at once, which is done for PyTorch's allocator and
-    /// with more effort than usual.
+    /// neap, for PyTorch's allocator: Never change two choices of a plan at once.
     #[arg(long)]
     no_pairs: bool,
+    /// neap: Never look for a quicker plan by changes at random, which is done with more effort
+    /// than usual.
+    #[arg(long)]
+    no_random: bool,
     /// neap, for PyTorch's allocator: Never leave out swaps that leave its memory in pieces.
     #[arg(long)]
     no_mend: bool,

@@ -8,7 +8,8 @@
 //! - a choice is left out.
 //!
 //! And the tensors that leave last stay over the end of the iteration ([`crate::neap::linger`]),
-//! either before other changes or after them.
+//! either before other changes or after them. The choices of a search at random ([`super::random`])
+//! are changed too.
 //!
 //! What is then over the target is chosen as in any step, so that room for one tensor is taken
 //! from others. The dearest are changed first, and what is quicker stays. The plan itself comes
@@ -103,13 +104,16 @@ const PAIRED: u64 = 1 << 16;
 /// them the first copies of the next iteration have to wait.
 const LINGERING: [u32; 5] = [1, 2, 4, 8, 16];
 
-/// When tensors that leave last stay over the end of the iteration.
+/// What is done before single choices are changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Linger {
-    /// Before single choices are changed. Where that is no quicker nothing is changed.
-    First,
-    /// After they were changed.
-    Last,
+pub enum Before {
+    /// Nothing.
+    Nothing,
+    /// Tensors that leave last stay over the end of the iteration. Where that is no quicker nothing
+    /// is changed.
+    Linger,
+    /// Rules are changed at random ([`super::random`]). Where that is no quicker nothing is changed.
+    Random,
 }
 
 /// Decides which changes count.
@@ -131,7 +135,7 @@ pub fn polish(
     given: [Given<'_>; 2],
     options: &Options,
     warm: &Warm,
-    linger: Linger,
+    before: Before,
     judge: &mut impl Judge,
 ) {
     let mut search = Search::new(&given[0], options);
@@ -139,7 +143,7 @@ pub fn polish(
     // Where tensors stay that were chosen at first, the load is higher.
     let start = Given { target: given[0].target.max(search.load(warm)), ..given[0] };
     search.given = &start;
-    let mut best = search.choose_after(warm.variant, &warm.bans, Some(&warm.choices));
+    let mut best = search.choose_after(warm.variant, &warm.rules, Some(&warm.choices));
     search.left =
         share(options.effort.saturating_mul(STEPS), OPERATORS.1, given[0].graph.operators.len());
     // As near to the second target as what comes of it can be placed.
@@ -148,7 +152,7 @@ pub fn polish(
     let raised: Vec<Given<'_>> = raised.map(|target| Given { target, ..given[1] }).collect();
     for raised in raised.iter().filter(|_| spread > 0 && !best.key.0) {
         let before = std::mem::replace(&mut search.given, raised);
-        let found = search.choose_after(warm.variant, &warm.bans, Some(&warm.choices));
+        let found = search.choose_after(warm.variant, &warm.rules, Some(&warm.choices));
         if found.key < best.key
             && let Some(verdict) = judge.look(&found.residencies)
         {
@@ -158,11 +162,17 @@ pub fn polish(
         }
         search.given = before;
     }
-    if best.key.0 || linger == Linger::First && !search.linger(&mut best, judge) {
+    let quicker = !best.key.0
+        && match before {
+            Before::Nothing => true,
+            Before::Linger => search.linger(&mut best, judge),
+            Before::Random => search.at_random(&mut best, judge),
+        };
+    if !quicker {
         return;
     }
     while search.pass(&mut best, judge) {}
-    if linger == Linger::Last && search.linger(&mut best, judge) {
+    if before != Before::Linger && search.linger(&mut best, judge) {
         while search.pass(&mut best, judge) {}
     }
     if options.pairs {
@@ -173,7 +183,7 @@ pub fn polish(
 impl<'a> Search<'a, '_> {
     /// The load with the choices of another search.
     fn load(&self, warm: &Warm) -> u64 {
-        let mut chooser = self.chooser(warm.variant, &warm.bans);
+        let mut chooser = self.chooser(warm.variant, &warm.rules);
         chooser.replay(&warm.choices);
         chooser.residencies.load.peak().1
     }
@@ -186,7 +196,7 @@ impl<'a> Search<'a, '_> {
         choices: &[Choice],
         judge: &J,
     ) -> Option<(Found<'a>, J::Verdict)> {
-        let found = self.choose_after(variant, &best.bans, Some(choices));
+        let found = self.choose_after(variant, &best.rules, Some(choices));
         let quicker = found.key < best.key;
         let verdict = quicker.then(|| judge.look(&found.residencies)).flatten()?;
         Some((found, verdict))
