@@ -112,7 +112,8 @@ pub enum Before {
     /// Tensors that leave last stay over the end of the iteration. Where that is no quicker nothing
     /// is changed.
     Linger,
-    /// Rules are changed at random ([`super::random`]). Where that is no quicker nothing is changed.
+    /// Rules are changed at random ([`super::random`]). Where that is no quicker nothing is
+    /// changed.
     Random,
 }
 

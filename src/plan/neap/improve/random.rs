@@ -25,7 +25,7 @@ const OPERATORS: u64 = 1 << 13;
 /// At most this many rules are changed at once.
 const RULES: usize = 3;
 
-/// So many of the dearest choices may be forbidden.
+/// Of the dearest choices, this many may be forbidden.
 const DEAREST: usize = 12;
 
 /// One in this many steps may go on from what is slower, by less than this part of the time.
