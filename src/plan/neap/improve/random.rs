@@ -35,6 +35,9 @@ const SLOWER: u64 = 400;
 /// After this many steps in which nothing was better the search goes on from the best.
 const PATIENCE: u32 = 100;
 
+/// And after this many it ends, whatever the effort.
+const END: u64 = 4096;
+
 /// What a step tries.
 struct Trial {
     variant: Variant,
@@ -53,8 +56,8 @@ impl<'a> Search<'a, '_> {
         // More than this, polishing is said not to gain.
         let enough = self.nominal.total.max(before.1 - before.1 / MOST);
         let mut from = best.clone();
-        let (mut step, mut failed) = (0, 0);
-        while step < steps && best.key.1 > enough {
+        let (mut step, mut failed, mut last) = (0, 0, 0);
+        while step < steps.min(last + END) && best.key.1 > enough {
             let most = (steps - step).min(width() as u64);
             let trials: Vec<Trial> =
                 (step..step + most).map(|step| self.trial(&from, &none, step)).collect();
@@ -68,6 +71,7 @@ impl<'a> Search<'a, '_> {
                     let Some(verdict) = judge.look(&found.residencies) else { continue };
                     judge.take(verdict);
                     *best = found;
+                    last = step;
                 } else if failed < PATIENCE {
                     if found.key < from.key || near && trial.may_be_slower {
                         from = found;
