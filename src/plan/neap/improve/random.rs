@@ -16,7 +16,6 @@ use super::polish::{Judge, MOST};
 use super::{Found, Search, unswappable};
 use crate::neap::{Rule, Variant};
 use crate::parallel::{in_parallel, width};
-use crate::residency::Gap;
 use crate::units::TensorId;
 
 /// How many operators are decided for in all, for each step of effort.
@@ -107,12 +106,8 @@ impl<'a> Search<'a, '_> {
                 }),
                 // What is swapped is not.
                 2 => {
-                    let decisions = from.residencies.decisions();
-                    let swapped: Vec<TensorId> = decisions
-                        .filter_map(|(tensor, _, gap)| {
-                            matches!(gap, Gap::Swap(_)).then_some(tensor)
-                        })
-                        .collect();
+                    let mut swapped = Vec::new();
+                    from.residencies.each_swap(|tensor, _, _| swapped.push(tensor));
                     pick(&swapped, &mut below)
                         .map(|tensor| (tensor, Rule { no_swap: true, ..rules[tensor.index()] }))
                 }
