@@ -9,7 +9,8 @@ use std::io;
 
 use sha2::{Digest, Sha256};
 
-use super::backend::host::{self, window::Member};
+use super::backend::host;
+use super::backend::window::Member;
 use super::backend::{Device, Failure, Measured, Memory};
 use super::executor::{self, Executor, Record};
 use super::start::{Shared, Spare, on_cuda, open};

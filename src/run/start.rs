@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::backend::window::Member;
 use super::backend::{self, Device, Failure, host};
 use super::{Costs, Lookup, Target};
 #[cfg(feature = "cuda")]
@@ -85,7 +86,7 @@ pub fn open<R>(
             (script, libraries),
             batch,
             (libs.as_deref(), *tf32),
-            options.poison,
+            (options.poison, options.member),
             (shared, spare),
             work,
         ),
@@ -117,13 +118,13 @@ fn on_gpu<R>(
     (script, libraries): (&backend::Script, &BTreeMap<OpId, Chosen>),
     batch: &[Vec<u8>],
     (libs, tf32): (Option<&Path>, bool),
-    poison: bool,
+    (poison, member): (bool, Option<Member>),
     (shared, spare): (Option<&Shared>, &Spare),
     work: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, DeviceNotes), Failure> {
     let algorithms = libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).gather();
-    let options =
-        backend::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, algorithms };
+    let libs = libs.map(Path::to_path_buf);
+    let options = backend::cuda::Options { libs, tf32, poison, algorithms, member };
     let shared = match shared {
         Some(Shared::Cuda(shared)) => Some(shared),
         _ => None,
@@ -151,7 +152,7 @@ fn on_gpu<R>(
     _: (&backend::Script, &BTreeMap<OpId, Chosen>),
     _: &[Vec<u8>],
     _: (Option<&Path>, bool),
-    _: bool,
+    _: (bool, Option<Member>),
     _: (Option<&Shared>, &Spare),
     _: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, DeviceNotes), Failure> {

@@ -76,6 +76,8 @@ static int retained = 0;
 static std::mt19937 random_numbers(getenv("FAKE_SEED") ? atoi(getenv("FAKE_SEED")) : 1);
 // What this thread knows to be done.
 static thread_local Clock host;
+// What functions of the host were called behind: work that is asked for after such a call comes after it.
+static Clock told;
 // Several jobs' threads call at once; one thing happens at a time.
 static std::recursive_mutex mutex;
 #define ONE_AT_A_TIME std::lock_guard<std::recursive_mutex> one(mutex)
@@ -235,6 +237,7 @@ static void look() {
 
 static void enqueue(Stream* stream, Operation operation) {
     merge(stream->clock, host);
+    merge(stream->clock, told);
     if (operation.kind == Operation::WORK) {
         if (waited == stream) {
             behind = operation.copy ? "copy" : "step";
@@ -538,6 +541,15 @@ Result cuLaunchKernel(Function* function, unsigned int gx, unsigned int gy, unsi
     memcpy(copy.data(), parameters[0], kernel.bytes);
     int order = random_numbers() % 3;
     work(stream, [=] { kernel.entry(copy.data(), kernel.bytes, Dim{gx, gy, gz}, Dim{bx, by, bz}, order); });
+    return 0;
+}
+Result cuLaunchHostFunc(Stream* stream, void (*what)(void*), void* data) {
+    ONE_AT_A_TIME;
+    Clock before = stream->clock;
+    work(stream, [=] {
+        merge(told, before);
+        what(data);
+    });
     return 0;
 }
 }

@@ -4,7 +4,7 @@
 // whatever order the streams happened to take.
 #ifdef RACES
 struct Races {
-    enum { STREAMS = 7, WORD = 4 };
+    enum { STREAMS = 10, WORD = 4 };
     struct Word {
         unsigned int written, read[STREAMS], by;
     };

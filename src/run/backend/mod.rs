@@ -12,6 +12,7 @@
 pub mod cuda;
 pub mod host;
 pub mod operators;
+pub mod window;
 
 use crate::job::Dtype;
 use crate::units::{Bytes, Nanos, OpId, TensorId};

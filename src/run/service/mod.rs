@@ -39,7 +39,7 @@ use crate::units::{BLOCK, Bytes, Nanos, id32, saturated};
 use feedback::Feedback;
 use planning::Made;
 use record::Records;
-use scheduler::{Coming, Needs, Order, Scheduler, Shares};
+use scheduler::{Coming, Needs, Order, Scheduler};
 use split::Split;
 use worker::{Command, Progress, Worker};
 
@@ -175,18 +175,14 @@ impl Remote {
 /// A job's needs and expected times, from its plan.
 fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError> {
     let program = Program::placed(&work.graph, plan)?;
-    let split = Split::of(&program, work.passes(plan));
+    let split = Split::of(&program, plan.window.as_ref());
     let iteration =
         engine::nominal(&program, &work.profile.link).map(|run| run.iteration).unwrap_or_default();
     Ok(Coming {
         needs: Needs {
             persistent: split.persistent,
             ephemeral: split.ephemeral,
-            shares: match (&plan.window, work.passes(plan)) {
-                (None, _) => Shares::Nothing,
-                (Some(_), None) => Shares::ByIterations,
-                (Some(_), Some(_)) => Shares::ByOperators,
-            },
+            shares: plan.window.is_some(),
             plan: index,
         },
         utilisation: roofline::utilisation(&work.graph.operators, &plan.latencies, &work.profile),

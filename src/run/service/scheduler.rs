@@ -15,17 +15,6 @@ use crate::sim::share::memory::Need;
 use crate::sim::share::policy::{Policy, Style, choose};
 use crate::units::{Bytes, Nanos, saturated};
 
-/// Whether a job was planned to share bytes with other jobs, and how they take turns in one lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shares {
-    /// It has its bytes for itself.
-    Nothing,
-    /// One runs at a time.
-    ByIterations,
-    /// All may run at a time: they pass the lane on within their iterations.
-    ByOperators,
-}
-
 /// A job's needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
@@ -33,8 +22,9 @@ pub struct Needs {
     pub persistent: Bytes,
     /// Bytes needed while an iteration runs.
     pub ephemeral: Bytes,
-    /// Whether it was planned to share bytes with other jobs.
-    pub shares: Shares,
+    /// Whether it was planned to share bytes with other jobs. Such jobs have a lane in common,
+    /// which they pass on within their iterations.
+    pub shares: bool,
     /// The number of the plan with these needs.
     pub plan: usize,
 }
@@ -299,11 +289,7 @@ impl Scheduler {
     /// Jobs that may run at the same time share a lane only if they were planned to. Other jobs
     /// share one.
     fn join(&self, needs: &Needs) -> Join {
-        if needs.shares != Shares::Nothing || self.policy.in_turn() {
-            Join::Share
-        } else {
-            Join::Own
-        }
+        if needs.shares || self.policy.in_turn() { Join::Share } else { Join::Own }
     }
 
     fn admit(&mut self, job: JobId, out: &BTreeSet<JobId>) -> Entry {
@@ -458,8 +444,8 @@ impl Scheduler {
         let wanted = choose(ranked.into_iter(), MOST, overdue, |job| {
             let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return false };
             let (own, shared) = match needs.shares {
-                Shares::Nothing => (needs.ephemeral, lane),
-                _ => (Bytes::ZERO, lane.max(needs.ephemeral)),
+                true => (Bytes::ZERO, lane.max(needs.ephemeral)),
+                false => (needs.ephemeral, lane),
             };
             let fits = taken + needs.persistent + own + shared <= self.memory.lanes().capacity();
             if fits {
@@ -498,22 +484,21 @@ impl Scheduler {
     fn go(&mut self, wanted: &[JobId], orders: &mut Vec<Order>) {
         let one = self.policy.in_turn();
         let spots = self.memory.spots();
-        let passes = |t: &Tenant| t.needs.shares == Shares::ByOperators;
         // The lanes in use, and whether they are passed on within iterations.
         let running = self.jobs.iter().filter(|(_, t)| t.state == State::Running);
         let mut busy: BTreeMap<LaneId, bool> =
-            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, passes(t)))).gather();
+            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, t.needs.shares))).gather();
         for &job in wanted {
             let moving = self.room_for.as_ref().is_some_and(|(_, moving)| moving.contains(&job));
             let may = |t: &&mut Tenant| t.state == State::Idle && !moving && t.left > 0;
             let Some(tenant) = self.jobs.get_mut(&job).filter(may) else { continue };
             let Some(spot) = spots.get(&job) else { continue };
-            let free = busy.get(&spot.lane).is_none_or(|&passed| passed && passes(tenant));
+            let free = busy.get(&spot.lane).is_none_or(|&passed| passed && tenant.needs.shares);
             if (one && !busy.is_empty()) || !free {
                 continue;
             }
             (tenant.state, tenant.begun) = (State::Running, true);
-            busy.insert(spot.lane, passes(tenant));
+            busy.insert(spot.lane, tenant.needs.shares);
             orders.push(Order::Go(job));
         }
     }

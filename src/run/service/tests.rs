@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::memory::Spot;
-use super::scheduler::{Coming, Needs, Order, Scheduler, Shares};
+use super::scheduler::{Coming, Needs, Order, Scheduler};
 use crate::sim::share::check;
 use crate::sim::share::policy;
 use crate::units::{Bytes, Nanos};
@@ -34,13 +34,9 @@ struct Body {
 
 type Asked = (u64, u64, u32, u64, u32);
 
-/// Needs of a job of one of three kinds.
+/// Needs of a job, of which one in three shares its lane.
 fn needs(persistent: u64, ephemeral: u64, kind: usize, plan: usize) -> Needs {
-    let shares = match kind % 6 {
-        0 => Shares::ByIterations,
-        3 => Shares::ByOperators,
-        _ => Shares::Nothing,
-    };
+    let shares = kind.is_multiple_of(3);
     Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), shares, plan }
 }
 
@@ -118,7 +114,7 @@ impl World {
         let mut held: Vec<(u64, u64, u32, Option<u32>)> = Vec::new();
         for (job, body) in &self.bodies {
             let Some(spot) = body.spot else { continue };
-            let passed = (body.needs.shares == Shares::ByOperators).then_some(spot.lane);
+            let passed = body.needs.shares.then_some(spot.lane);
             held.push((spot.persistent.0, spot.persistent.0 + body.needs.persistent.0, *job, None));
             if body.doing == Doing::Running {
                 let end = spot.ephemeral.0 + body.needs.ephemeral.0;

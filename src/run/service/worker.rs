@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use super::memory::Spot;
 use super::split::Split;
 use crate::backend::{Measured, host};
-use crate::contract::{JobPlan, Latency, Window};
+use crate::contract::{JobPlan, Latency};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::plan::{Method, Share};
@@ -15,7 +15,7 @@ use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
 use crate::start::Shared;
 use crate::units::Bytes;
-use crate::{Outcome, RunError, Settings, Target};
+use crate::{Outcome, RunError, Settings};
 
 /// A command to a worker.
 #[derive(Clone, Debug)]
@@ -67,14 +67,6 @@ pub struct Work {
     pub settings: Settings,
 }
 
-impl Work {
-    /// The window of a plan of this job, if it can be passed on within iterations: on the host.
-    #[must_use]
-    pub fn passes<'p>(&self, plan: &'p JobPlan) -> Option<&'p Window> {
-        plan.window.as_ref().filter(|_| self.settings.target == Target::Host)
-    }
-}
-
 /// Runs a job under the commands of the service.
 pub(super) struct Worker<'a> {
     pub(super) id: JobId,
@@ -106,7 +98,7 @@ impl Worker<'_> {
         job.libraries.clone_from(&plan.libraries);
         let read = |plan: &JobPlan| -> Result<(Program, Split), RunError> {
             let program = Program::placed(graph, plan)?;
-            let split = Split::of(&program, self.work.passes(plan));
+            let split = Split::of(&program, plan.window.as_ref());
             Ok((program, split))
         };
         let (mut program, mut split) = read(&plan)?;
@@ -119,7 +111,7 @@ impl Worker<'_> {
                 plan = *newer;
                 (program, split) = read(&plan)?;
             }
-            job.member = self.work.passes(&plan).map(|_| (spot.lane, self.id));
+            job.member = plan.window.as_ref().map(|_| (spot.lane, self.id));
             let here = split.moved(&program, spot.persistent, spot.ephemeral);
             match job.session(&plan, self.arena, &here, first, self)? {
                 End::Done(outcome) => return Ok((outcome, true)),

@@ -5,6 +5,7 @@ mod events;
 mod libraries;
 mod pinned;
 mod products;
+mod windows;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -482,6 +482,27 @@ impl Queue {
             .map_err(fault("reports a failure on a stream"))
     }
 
+    /// Calls `what` on a thread of the driver once all that stands here before has ended. It may
+    /// not use the driver.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn then(&self, what: Box<dyn FnOnce() + Send>) -> Result<(), Fault> {
+        unsafe extern "C" fn call(data: *mut c_void) {
+            // SAFETY: the box of `then`, which the driver passes once.
+            let what = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
+            what();
+        }
+        let data = Box::into_raw(Box::new(what));
+        // SAFETY: the stream is alive, and `call` takes what it is given.
+        let asked = unsafe { sys::cuLaunchHostFunc(self.stream, Some(call), data.cast()) };
+        asked.result().map_err(|error| {
+            // SAFETY: the driver did not take it.
+            drop(unsafe { Box::from_raw(data) });
+            fault("does not call back")(error)
+        })
+    }
+
     /// Copies on the device.
     ///
     /// # Errors

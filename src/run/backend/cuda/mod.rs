@@ -24,18 +24,21 @@ pub(crate) mod prepare;
 mod shim;
 #[cfg(test)]
 mod traffic;
+mod turns;
 #[cfg(test)]
 mod types;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::host::calls::number;
 use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::data_error;
+use crate::backend::window::{Member, Windows};
 use crate::compact::Gather;
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId};
@@ -44,6 +47,7 @@ use driver::{Context, Event, Fault, PinnedMemory, Queue};
 use ends::Ends;
 use pool::{Pool, Spare};
 use prepare::{Prepared, Ready};
+use turns::Turns;
 
 /// Options of the CUDA device.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +62,8 @@ pub struct Options {
     /// Algorithms that convolutions must use, in the order of an operator's passes; any other is an
     /// error.
     pub algorithms: BTreeMap<OpId, Vec<i32>>,
+    /// Where the job passes its window on to other jobs in shared memory.
+    pub member: Option<Member>,
 }
 
 /// Bytes of the pinned buffer for the captured loss and for the word in which kernels report
@@ -79,6 +85,7 @@ pub struct Cuda<'a> {
     words: PinnedMemory,
     base: Event,
     ends: Ends,
+    turns: Option<Turns>,
     queues: [Queue; 3],
     iteration: u64,
     /// Whether the items of this iteration are timed.
@@ -118,6 +125,7 @@ pub struct Shared {
     lent: driver::Lent,
     // Before the context, so that it is dropped first.
     pool: Pool,
+    windows: Arc<Windows>,
     _owner: Owner,
 }
 
@@ -142,7 +150,8 @@ impl Shared {
         let context = Context::new(0).map_err(fail)?;
         let arena = context.allocate(bytes).map_err(fail)?;
         let owner = Owner { _arena: arena, _context: context };
-        Ok(Self { lent: owner._arena.lend(), pool: Pool::default(), _owner: owner })
+        let (lent, pool, windows) = (owner._arena.lend(), Pool::default(), Arc::default());
+        Ok(Self { lent, pool, windows, _owner: owner })
     }
 }
 
@@ -162,7 +171,11 @@ pub fn with_device<R>(
 ) -> Result<R, Failure> {
     crate::device::present::cuda_devices().map_err(Failure::Device)?;
     let pool = shared.map_or_else(|| spare.pool().map_err(fail), |shared| Ok(&shared.pool))?;
+    let window = shared.zip(options.member).map(|(s, member)| (Arc::clone(&s.windows), member));
+    let _left = turns::left(window.as_ref());
     let mut device = Cuda::new(graph, script, batch, options, shared, pool)?;
+    let turns = window.clone().map(|window| Turns::new(window, script, &device.context));
+    device.turns = turns.transpose().map_err(fail)?;
     let result = body(&mut device);
     device.leave(pool);
     Ok(result)
@@ -219,6 +232,7 @@ impl<'a> Cuda<'a> {
             words,
             base: context.event(true).map_err(fail)?,
             ends,
+            turns: None,
             queues,
             iteration: 0,
             timed: false,
@@ -334,8 +348,10 @@ impl<'a> Cuda<'a> {
             let item = &self.script.items[index];
             let stream = item.stream.index();
             let waits = item.waits.iter().chain(&item.trigger);
-            let start =
-                waits.map(|&w| self.times[w].1).max().unwrap_or_default().max(previous[stream]);
+            let turn = self.turns.as_ref();
+            let begun = turn.map(|turn| turn.begun_by(self.script, index, &self.base));
+            let start = waits.map(|&w| self.times[w].1).chain(begun.transpose()?).max();
+            let start = start.unwrap_or_default().max(previous[stream]);
             let end = Nanos(self.base.until(&self.ends.items[index])?).max(Nanos(start.0 + 1));
             self.times[index] = (start, end);
             previous[stream] = end;
@@ -397,6 +413,7 @@ impl Device for Cuda<'_> {
     fn begin(&mut self, iteration: u64, timed: bool) -> Result<(), Failure> {
         (self.iteration, self.timed, self.captured) = (iteration, timed, None);
         self.words.write(0, &[0; WORDS]).map_err(fail)?;
+        self.turns.iter_mut().for_each(Turns::begin);
         if std::mem::take(&mut self.written) {
             self.context.wait_for_all().map_err(fail)?;
         }
@@ -410,6 +427,9 @@ impl Device for Cuda<'_> {
             return Err(Failure::Device(format!("item {index} is not in the script")));
         };
         let stream = item.stream.index();
+        if let Some(turns) = &mut self.turns {
+            turns.before(self.script, index, &self.queues).map_err(fail)?;
+        }
         // A copy's trigger is among them, unless it follows from others.
         for event in item.waits.iter().filter_map(|&wait| self.ends.of(wait, self.timed)) {
             self.queues[stream].wait(event).map_err(fail)?;
@@ -432,7 +452,9 @@ impl Device for Cuda<'_> {
         }
         self.high = self.high.max(item.top);
         let event = self.ends.of(index, self.timed);
-        event.map_or(Ok(()), |event| self.queues[stream].record(event)).map_err(fail)
+        event.map_or(Ok(()), |event| self.queues[stream].record(event)).map_err(fail)?;
+        let turns = self.turns.as_ref();
+        turns.map_or(Ok(()), |t| t.behind(self.script, index, &self.queues)).map_err(fail)
     }
 
     fn finish(&mut self, measured: &mut Measured) -> Result<(), Failure> {
@@ -450,6 +472,7 @@ impl Device for Cuda<'_> {
             self.ends.passed(self.script, &self.base).map_err(fail)?;
         measured.items.clear();
         measured.late = 0;
+        measured.window = self.turns.as_ref().map_or(Nanos::ZERO, Turns::waited);
         if self.timed {
             self.clock().map_err(fail)?;
             measured.items.extend_from_slice(&self.times);

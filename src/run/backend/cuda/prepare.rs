@@ -399,15 +399,17 @@ fn fuse(script: &Script, lists: &mut [Vec<Action>]) -> Vec<Vec<(usize, u64)>> {
         _ => None,
     };
     let mut groups: Vec<(String, Vec<(usize, u64)>)> = Vec::new();
-    let mut open = false;
+    let (mut open, mut stretch) = (false, None);
     for &item in &script.streams[Stream::Compute.index()] {
         let of = &script.items[item];
         let Work::Step(work) = &of.work else { continue };
         match elements(&lists[item]) {
             None => open = false,
             Some((kernel, count)) => {
-                let follows =
-                    of.waits.is_empty() && work.begins.is_empty() && work.capture.is_none();
+                // The first one may not touch the window before the job holds it.
+                let together = std::mem::replace(&mut stretch, of.stretch) == of.stretch;
+                let alone = of.waits.is_empty() && work.begins.is_empty() && work.capture.is_none();
+                let follows = together && alone;
                 match groups.last_mut().filter(|g| open && follows && g.0 == kernel) {
                     Some(group) => group.1.push((item, count)),
                     None => groups.push((kernel, vec![(item, count)])),

@@ -9,17 +9,16 @@ pub mod link;
 pub mod load;
 pub mod streams;
 pub mod widen;
-pub mod window;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
+use crate::backend::window::{Left, Member, Windows};
 use arena::Arena;
 use calls::{Lookup, Prepared};
 use link::{LinkRate, Pace, after, sleep_until};
 use streams::{Done, Streams};
-use window::{Left, Member, Windows};
 
 use super::operators::KernelError;
 use super::{Device, Failure, Measured, Memory, Script, Stream, Work};

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::window::{Member, Windows};
+use crate::backend::window::{Member, Windows};
 use crate::backend::{Failure, Measured, Script, Stream};
 use crate::units::{Bytes, Nanos};
 

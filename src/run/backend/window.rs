@@ -1,4 +1,4 @@
-//! The window of each lane on the host: which job holds it, and the jobs that wait for it.
+//! The window of each lane of an arena: which job holds it, and the jobs that wait for it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
