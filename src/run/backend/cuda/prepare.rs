@@ -432,3 +432,59 @@ fn fuse(script: &Script, lists: &mut [Vec<Action>]) -> Vec<Vec<(usize, u64)>> {
     }
     fused
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::launch::Vary;
+    use super::*;
+    use crate::backend::Item;
+
+    #[test]
+    fn updates_of_different_stretches_are_launched_apart() {
+        let item = |(at, stretch): (u32, Option<usize>)| Item {
+            stream: Stream::Compute,
+            waits: Vec::new(),
+            fetches: Vec::new(),
+            trigger: None,
+            work: Work::Step(StepWork {
+                operator: OpId(at),
+                addresses: Vec::new(),
+                replay: false,
+                random_key: 0,
+                begins: Vec::new(),
+                workspace: None,
+                capture: None,
+            }),
+            top: Bytes::ZERO,
+            stretch,
+        };
+        let fused = |stretches: [Option<usize>; 4]| {
+            let script = Script {
+                items: (0..).zip(stretches).map(item).collect(),
+                streams: [(0..4).collect(), Vec::new(), Vec::new()],
+                order: (0..4).collect(),
+                arena: Bytes::ZERO,
+                store: Bytes::ZERO,
+                stretches: vec![vec![2], vec![3]],
+            };
+            let update = Launch {
+                family: Family::Optimizer,
+                kernel: "update_adam".to_owned(),
+                grid: 1,
+                block: [256, 1],
+                params: vec![0; size_of::<Update>()],
+                vary: Vary::Nothing,
+                beside: None,
+                shared: 0,
+            };
+            let mut lists = vec![vec![Action::Launch(update)]; 4];
+            let groups = fuse(&script, &mut lists);
+            groups
+                .iter()
+                .map(|group| group.iter().map(|of| of.0).collect())
+                .collect::<Vec<Vec<_>>>()
+        };
+        assert_eq!(fused([None; 4]), [[0, 1, 2, 3]]);
+        assert_eq!(fused([None, Some(0), Some(0), Some(1)]), [[1, 2]]);
+    }
+}
