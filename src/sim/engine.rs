@@ -31,8 +31,7 @@ pub fn nominal(program: &Program, link: &Link) -> Result<Run, Deadlock> {
 
 /// As [`run`], on a link that carries one copy at a time in either direction, at that direction's
 /// uncontended rate. The directions keep separate queues. Of two copies that could start, the one
-/// that the plan names first starts. Only [`super::accounting`] uses this. that stands first in the
-/// plan does. Only [`super::accounting`] uses this.
+/// that stands first in the plan does. Only [`super::accounting`] uses this.
 ///
 /// # Errors
 /// As [`run`].
