@@ -198,17 +198,11 @@ impl Cudnn {
             algorithm: 0,
             workspace: 0,
         };
-        match self.choose(&mut plan, workspace, wanted) {
-            Ok(true) => Ok(Some(plan)),
-            Ok(false) => {
-                self.forget(&plan);
-                Ok(None)
-            }
-            Err(problem) => {
-                self.forget(&plan);
-                Err(problem)
-            }
+        let found = self.choose(&mut plan, workspace, wanted);
+        if !matches!(found, Ok(true)) {
+            self.forget(&plan);
         }
+        Ok(found?.then_some(plan))
     }
 
     fn choose(

@@ -221,17 +221,10 @@ impl CublasLt {
             product: None,
         };
         let found = self.choose(&mut plan, kind, compute, stored);
-        match found {
-            Ok(true) => Ok(Some(plan)),
-            Ok(false) => {
-                self.forget(&plan);
-                Ok(None)
-            }
-            Err(problem) => {
-                self.forget(&plan);
-                Err(problem)
-            }
+        if !matches!(found, Ok(true)) {
+            self.forget(&plan);
         }
+        Ok(found?.then_some(plan))
     }
 
     fn choose(
