@@ -76,8 +76,9 @@ static int retained = 0;
 static std::mt19937 random_numbers(getenv("FAKE_SEED") ? atoi(getenv("FAKE_SEED")) : 1);
 // What this thread knows to be done.
 static thread_local Clock host;
-// What functions of the host were called behind: work that is asked for after such a call comes after it.
-static Clock told;
+// What calls of the host's functions stood behind. Work that is asked for after such a call comes
+// after it.
+static Clock called;
 // Several jobs' threads call at once; one thing happens at a time.
 static std::recursive_mutex mutex;
 #define ONE_AT_A_TIME std::lock_guard<std::recursive_mutex> one(mutex)
@@ -237,7 +238,7 @@ static void look() {
 
 static void enqueue(Stream* stream, Operation operation) {
     merge(stream->clock, host);
-    merge(stream->clock, told);
+    merge(stream->clock, called);
     if (operation.kind == Operation::WORK) {
         if (waited == stream) {
             behind = operation.copy ? "copy" : "step";
@@ -547,7 +548,7 @@ Result cuLaunchHostFunc(Stream* stream, void (*what)(void*), void* data) {
     ONE_AT_A_TIME;
     Clock before = stream->clock;
     work(stream, [=] {
-        merge(told, before);
+        merge(called, before);
         what(data);
     });
     return 0;

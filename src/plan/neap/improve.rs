@@ -422,12 +422,7 @@ impl<'a, 'o> Search<'a, 'o> {
             let all = in_parallel(next.len(), |at| {
                 let (tensor, swap) = next[at];
                 let mut rules = best.rules.clone();
-                let rule = &mut rules[tensor.index()];
-                if swap {
-                    rule.no_swap = true
-                } else {
-                    rule.no_recompute = true
-                }
+                rules[tensor.index()] = rules[tensor.index()].without(swap);
                 self.choose(best.variant, &rules)
             });
             for (change, found) in next.into_iter().zip(all) {

@@ -243,6 +243,11 @@ pub struct Rule {
 impl Rule {
     /// It stays.
     const STAYS: Self = Self { no_swap: true, no_recompute: true, first: false };
+
+    /// Forbids to swap it too, or else to make it again.
+    const fn without(self, swap: bool) -> Self {
+        Self { no_swap: self.no_swap || swap, no_recompute: self.no_recompute || !swap, ..self }
+    }
 }
 
 /// Every tensor may be swapped.

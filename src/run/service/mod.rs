@@ -291,12 +291,12 @@ impl<'env> Service<'_, 'env> {
         let (id, work) = (id32(self.seats.len()), Arc::new(work));
         self.records.came((&name, &work), submit, &coming);
         self.feedback.came(&work.plan);
-        let (commands, told) = channel();
+        let (commands, received) = channel();
         let (arena, shared, mine) = (self.options.arena, self.shared, Arc::clone(&work));
         let messages = self.mailbox.sender.clone();
         self.scope.spawn(move || {
             let report = |what| drop(messages.send(Message::Progress(id, what)));
-            Worker { id, work: &mine, arena, shared, commands: told, report: &report }.run();
+            Worker { id, work: &mine, arena, shared, commands: received, report: &report }.run();
         });
         let (sha256, plans) = (json::sha256(&work.graph), vec![work.plan.clone()]);
         let (stage, follows) = (Stage::Coming, 0);

@@ -98,18 +98,14 @@ impl<'a> Search<'a, '_> {
             let kind = below(5);
             let changed = match kind {
                 // What is dear is forbidden.
-                0 | 1 => pick(&dearest, &mut below).map(|(tensor, swapped)| {
-                    let rule = rules[tensor.index()];
-                    let (no_swap, no_recompute) =
-                        (rule.no_swap || swapped, rule.no_recompute || !swapped);
-                    (tensor, Rule { no_swap, no_recompute, ..rule })
-                }),
+                0 | 1 => pick(&dearest, &mut below)
+                    .map(|(tensor, swap)| (tensor, rules[tensor.index()].without(swap))),
                 // What is swapped is not.
                 2 => {
                     let mut swapped = Vec::new();
                     from.residencies.each_swap(|tensor, _, _| swapped.push(tensor));
                     pick(&swapped, &mut below)
-                        .map(|tensor| (tensor, Rule { no_swap: true, ..rules[tensor.index()] }))
+                        .map(|tensor| (tensor, rules[tensor.index()].without(true)))
                 }
                 // A tensor is swapped before others, or no longer.
                 3 => {
