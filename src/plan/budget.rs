@@ -367,7 +367,8 @@ pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
 /// What came of one target.
 enum Attempt {
     Fits(Box<Planned>),
-    /// Within the target, but its arena is this high, or this much is reserved for it.
+    /// The target is reached, but the arena, or what the allocator would reserve, needs at least
+    /// this many bytes.
     TooHigh(u64),
     /// The target can't be reached.
     Blocked,

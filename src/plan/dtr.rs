@@ -88,8 +88,8 @@ impl<'a, 'g> Played<'a, 'g> {
         Self { given, residencies, clock: Clock::nominal(given.latencies), cost, from, into }
     }
 
-    /// Evicts tensors that can be recomputed, those with the least h first, until the slot is
-    /// within the target; whether there was any.
+    /// Evicts tensors that can be recomputed, those with the least h first, until the slot's load
+    /// is within the target. Returns whether the load has become smaller.
     fn evict(&mut self, slot: u32) -> bool {
         let now = self.clock.slot(slot);
         let gone = self.gone(slot);

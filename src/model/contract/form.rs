@@ -104,7 +104,7 @@ pub struct PiecesForm<'a> {
     pub source: Source,
 }
 
-/// Bytes of the arena that jobs hold in turn; the same for every job that has any.
+/// The region of the arena that jobs hold in turn. All jobs that have one have the same.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Window")]

@@ -1,13 +1,14 @@
-//! The best schedule of a small job within a budget, by looking at all of them.
+//! The fastest schedule of a small job within a budget, by exhaustive search.
 //!
 //! A schedule says when operators run (updates wherever their dependences allow, all others in
 //! the job's order), which run again and when, when tensors are copied to the host and back, and
-//! when their bytes are given back. Whatever starts can be moved ahead until something that ends
-//! holds it up, and no schedule gets longer by that. So it is enough to look at schedules in which
-//! everything starts when something ends, and gives bytes back only when something that starts
-//! needs them. The states between are searched as the nodes of a graph, those with the least time
-//! (and the time of what is still to run) first; a state that was reached earlier is not looked at
-//! again.
+//! when their bytes are given back. Each start can be moved ahead to the end of an operator or copy
+//! that it has to wait for; no schedule gets longer by that. So it is enough to search schedules
+//! in which each operator and copy starts at the end of another, and in which bytes are given back
+//! only when an operator or copy that starts needs them. The search goes through the states at
+//! these instants as A* does: first the state with the least sum of elapsed time and a lower bound
+//! of the remaining time. A state is skipped if one with the same progress was reached at least as
+//! early and holds at least the same tensors.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

@@ -3,9 +3,9 @@
 //!
 //! Everything is derived from the plan's own program and its run without noise, so it holds for
 //! plans of any planner: gaps between uses, when copies run and who waits for them, when the link
-//! is busy, what is resident. A verdict says that the plan does this, or that this would be
-//! possible at a price, or that it is ruled out and why. A price is the cost of this one change by
-//! these times, while the rest of the plan stays.
+//! is busy, what is resident. For each way to treat a tensor in a gap, a verdict says that the
+//! plan does so, or what time doing so would cost, or why it is impossible. The cost is that of
+//! this one change in the noiseless run, with the rest of the plan unchanged.
 
 mod verdict;
 

@@ -31,7 +31,7 @@ impl Feedback {
         Self { jobs: Vec::new(), link, copied, slow_then, threshold }
     }
 
-    /// A job gets its number.
+    /// Adds a job. Jobs are numbered from 0 in the order in which they are added.
     pub(super) fn came(&mut self, plan: &JobPlan) {
         self.jobs.push((Means::new(&plan.latencies), false));
     }

@@ -217,7 +217,7 @@ fn dynamic_symbols(bytes: &[u8], defined: bool) -> Option<Vec<String>> {
     Some(all)
 }
 
-/// How the driver's functions go on after `cu`.
+/// What may follow the prefix `cu` in the names of the driver's functions.
 const DRIVER: [&str; 33] = [
     "Init",
     "Driver",

@@ -56,7 +56,8 @@ impl Choice {
         (0..gaps).rev().find(|&gap| residencies.ends(self.tensor, gap).1 == self.until)
     }
 
-    /// A swap as it was chosen, where the gap is as long as it was.
+    /// `swap` unchanged, if the gap as it is now is long enough for it; otherwise the tightest swap
+    /// of the gap, with the instants at which `swap`'s copies were meant to begin.
     #[must_use]
     pub fn swap(&self, residencies: &Residencies<'_>, gap: usize, swap: Swap) -> Swap {
         let tight = residencies.tightest(self.tensor, gap);

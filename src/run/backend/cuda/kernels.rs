@@ -123,12 +123,13 @@ impl Nvrtc {
     }
 }
 
-/// Machine code of families for `arch`, from the disk where it was compiled before. What is missing
-/// is compiled, each family on a thread of its own, and kept; without any, the compiler that `open`
-/// would give is not needed.
+/// The machine code of each family for `arch`. Code that an earlier run compiled is read from the
+/// disk cache. All other families are compiled, each on a thread of its own, and cached; `open` is
+/// called only if there are such families.
 ///
 /// # Errors
-/// When the compiler can't be opened; what it says. A disk that fails only costs time.
+/// When the compiler can't be opened or reports an error. A cache that can't be read or written
+/// only costs time.
 pub fn code(
     families: impl IntoIterator<Item = Family>,
     arch: &str,

@@ -23,7 +23,7 @@ pub struct Turns {
     waited: Nanos,
 }
 
-/// How far the device is with a stretch.
+/// How much of a stretch the device has executed.
 #[derive(Default)]
 struct Progress {
     /// How many of its last items have not ended.

@@ -13,11 +13,11 @@ use crate::job::Arg;
 
 /// One entry of the lists.
 pub struct Entry<'a> {
-    /// Of each list.
+    /// This entry's tensor in each list.
     pub inputs: Vec<&'a View>,
     /// Where the result goes.
     pub out: &'a View,
-    /// The entry's number.
+    /// The scalar operand of this entry.
     pub scalar: f32,
 }
 
