@@ -4,7 +4,7 @@
 //! all states, and a large state needs room for all of itself at once. So each update may run as
 //! soon as its gradient and its parameter's last reader allow, and in pieces. What is planned is
 //! the arranged graph ([`crate::job::arrange()`]); the quickest plan wins, the framework's order
-//! first among equals. Not for: what an arranged graph means, and when tensors leave.
+//! first among equals.
 
 mod delayed;
 mod fragments;

@@ -5,8 +5,8 @@
 //! computation with those operators in their new places, under the names `NAME#0`, `NAME#1` … where
 //! they are pieces. A long-lived tensor that only operators in pieces of one size touch becomes one
 //! tensor for each piece. Planners, simulator and runner work on the arranged graph as on any
-//! other; it remembers its [`Origin`]. Not for: which arrangement is worth it, nor proving that it
-//! is legal (`contract::check`).
+//! other; it remembers its [`Origin`]. The planner chooses the arrangement, and the checker proves
+//! that it is legal (`contract::check`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 //! An iteration ends when its copies have ended, so what is updated last and leaves at once makes
 //! the end wait, and takes the link from what comes in then. By that time gradients are gone and
 //! activations are not there yet: there is room, and in the forward the direction out has little
-//! to do. Not for: which tensors leave ([`super::choose`]).
+//! to do. Which tensors leave is decided before ([`super::choose`]).
 
 use std::cmp::Reverse;
 

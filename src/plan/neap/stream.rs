@@ -5,7 +5,7 @@
 //! link, and what counts is how few bytes move and how evenly. The greedy choice, slot by slot,
 //! moves more than it needs to. Here some of these bytes are chosen before it, as evenly over time
 //! as the link carries them, so that both directions are busy: one piece leaves while the next one
-//! comes. Not for: how many bytes that are ([`super::improve`] tries several shares).
+//! comes. [`super::improve`] tries several shares of the missing bytes.
 
 use crate::residency::{Lifetime, Residencies};
 use crate::units::TensorId;
