@@ -41,6 +41,8 @@ pub struct Context {
     pub capability: u32,
     /// Such as `sm_90`.
     pub arch: String,
+    /// How many multiprocessors it has.
+    pub multiprocessors: u32,
     here: Here,
 }
 
@@ -75,12 +77,15 @@ impl Context {
             attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor =
             attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let processors =
+            attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         // SAFETY: the context is given back in `drop`.
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(fault("gives no context"))?;
         let capability = u32::try_from(major * 10 + minor).unwrap_or(0);
-        let made =
-            Self { device, name, capability, arch: format!("sm_{capability}"), here: PhantomData };
+        let arch = format!("sm_{capability}");
+        let multiprocessors = u32::try_from(processors).unwrap_or(0);
+        let made = Self { device, name, capability, arch, multiprocessors, here: PhantomData };
         // SAFETY: it was just retained.
         unsafe { result::ctx::set_current(context) }
             .map_err(fault("does not enter its context"))?;
@@ -107,6 +112,18 @@ impl Context {
         } else {
             sys::CUevent_flags::CU_EVENT_DISABLE_TIMING
         };
+        Self::event_of(flag)
+    }
+
+    /// An event that keeps the time, and for which a thread sleeps in [`Event::wait`].
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn alarm(&self) -> Result<Event, Fault> {
+        Self::event_of(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC)
+    }
+
+    fn event_of(flag: sys::CUevent_flags) -> Result<Event, Fault> {
         let event = result::event::create(flag).map_err(fault("gives no event"))?;
         Ok(Event { event, here: PhantomData })
     }
@@ -290,6 +307,17 @@ pub struct Event {
 }
 
 impl Event {
+    /// Waits on the host until it has passed.
+    ///
+    /// # Errors
+    /// Of anything that ran before it.
+    pub fn wait(&self) -> Result<(), Fault> {
+        // SAFETY: the event is alive.
+        unsafe { sys::cuEventSynchronize(self.event) }
+            .result()
+            .map_err(fault("reports a failure before an event"))
+    }
+
     /// Nanoseconds from this to another, both passed.
     ///
     /// # Errors
