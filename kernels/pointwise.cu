@@ -1,4 +1,5 @@
-// Arithmetic element by element, comparisons, selection, activations and their gradients, copies and fills.
+// Arithmetic element by element, comparisons, selection, activations and their gradients, copies and fills. The load
+// that operators are measured under.
 //
 // `f_` kernels work in f32, `i_` kernels in whole numbers; operands are converted as they are read and written.
 
@@ -239,4 +240,19 @@ KERNEL(update_scale, Rows, 32) {
     }
     store<float>(p.o[0], 0, scale);
     store<i64>(p.o[1], 0, good);
+}
+// The other work of `neap profile --load`: multiplications and additions in registers, and a word of each thread at the end,
+// so that no compiler leaves them out.
+struct Busy {
+    i64 rounds;
+    float* out;
+};
+KERNEL(busy, Busy, 256) {
+    float x[8];
+    UNROLL for (int i = 0; i < 8; i++) x[i] = (float)threadIdx.x + i;
+    for (i64 round = 0; round < p.rounds; round++)
+        UNROLL for (int i = 0; i < 8; i++) x[i] = x[i] * 0.999f + 0.001f;
+    float sum = 0.0f;
+    UNROLL for (int i = 0; i < 8; i++) sum += x[i];
+    p.out[first_thread()] = sum;
 }

@@ -112,7 +112,7 @@ pub struct Settings {
     pub throttle_per_mille: u32,
     /// Other shares from these iterations on, in order.
     pub throttle_later: Vec<(u64, u32)>,
-    /// How busy other threads keep the device meanwhile, in percent of the time.
+    /// For how much of the time, in percent, other work is queued on the device meanwhile.
     pub load_percent: u32,
     /// Seed of the initial values that no weights file provides.
     pub seed: u64,

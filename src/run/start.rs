@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::backend::window::Member;
 use super::backend::{self, Device, Failure, host};
 use super::{Costs, Lookup, Target};
 #[cfg(feature = "cuda")]
@@ -78,15 +77,12 @@ pub fn open<R>(
             host::with_device(graph, script, kernels, batch, options, shared, work)
                 .map(|result| (result, DeviceNotes::default()))
         }
-        Target::Cuda { .. } if options.load_percent > 0 => Err(Failure::Device(
-            "only the host device can make a load; leave --load out".to_owned(),
-        )),
         Target::Cuda { libs, tf32 } => on_gpu(
             graph,
             (script, libraries),
             batch,
             (libs.as_deref(), *tf32),
-            (options.poison, options.member),
+            options,
             (shared, spare),
             work,
         ),
@@ -118,13 +114,14 @@ fn on_gpu<R>(
     (script, libraries): (&backend::Script, &BTreeMap<OpId, Chosen>),
     batch: &[Vec<u8>],
     (libs, tf32): (Option<&Path>, bool),
-    (poison, member): (bool, Option<Member>),
+    asked: &host::Options,
     (shared, spare): (Option<&Shared>, &Spare),
     work: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, DeviceNotes), Failure> {
     let algorithms = libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).gather();
     let libs = libs.map(Path::to_path_buf);
-    let options = backend::cuda::Options { libs, tf32, poison, algorithms, member };
+    let host::Options { poison, member, load_percent, .. } = *asked;
+    let options = backend::cuda::Options { libs, tf32, poison, algorithms, member, load_percent };
     let shared = match shared {
         Some(Shared::Cuda(shared)) => Some(shared),
         _ => None,
@@ -152,7 +149,7 @@ fn on_gpu<R>(
     _: (&backend::Script, &BTreeMap<OpId, Chosen>),
     _: &[Vec<u8>],
     _: (Option<&Path>, bool),
-    _: (bool, Option<Member>),
+    _: &host::Options,
     _: (Option<&Shared>, &Spare),
     _: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, DeviceNotes), Failure> {

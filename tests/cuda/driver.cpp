@@ -8,8 +8,10 @@
 // FAKE_SEED chooses the orders. FAKE_NO_DEVICE=1 has no device. FAKE_DROP_WAIT=N ignores the Nth wait of each iteration and
 // holds back what it waited for; FAKE_DROP_SYNC=N the Nth time that the host waits for a stream or for all. FAKE_REPORT names
 // a file that says how many waits an iteration has, whether the ignored one follows from others, how often the host waits,
-// whether a copy or something else stood behind the ignored wait, how often memory was pinned, and how many events were
-// recorded. FAKE_PAUSE=MS lets the host see MS milliseconds late that a stream has ended.
+// whether a copy or something else stood behind the ignored wait, how often memory was pinned, how many events were
+// recorded, and for each stream that was given back KERNELS/INTO/OUT/LEFT: kernels launched, copies to the device and from it,
+// and how many of all these had not run then, in the order in which streams were made. FAKE_PINS=N pins memory N times.
+// FAKE_PAUSE=MS lets the host see MS milliseconds late that a stream has ended.
 #include <dlfcn.h>
 #include <elf.h>
 #include <stdio.h>
@@ -60,6 +62,8 @@ struct Operation {
 struct Stream {
     std::deque<Operation> queue;
     size_t enqueued = 0;
+    // Its number, and what it was asked for: kernels, copies to the device, copies from it.
+    size_t made = 0, kernels = 0, into = 0, out = 0;
     Clock clock;
 };
 struct Function {
@@ -97,6 +101,8 @@ static size_t unseen_turn = 0;
 static const long dropped_sync = getenv("FAKE_DROP_SYNC") ? atol(getenv("FAKE_DROP_SYNC")) : -1;
 static long syncs = 0;
 static long pins = 0, records = 0;
+// What streams did that were given back, by their number.
+static std::map<size_t, std::string> done_by;
 
 static void stop(const char* what) {
     fprintf(stderr, "fake driver: %s\n", what);
@@ -110,7 +116,9 @@ struct AtExit {
         const char* path = getenv("FAKE_REPORT");
         FILE* file = path ? fopen(path, "w") : nullptr;
         if (!file) return;
-        fprintf(file, "%ld %s %ld %s %ld %ld\n", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs, behind, pins, records);
+        fprintf(file, "%ld %s %ld %s %ld %ld", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs, behind, pins, records);
+        for (auto& stream : done_by) fprintf(file, " %s", stream.second.c_str());
+        fprintf(file, "\n");
         fclose(file);
     }
 } at_exit;
@@ -325,13 +333,17 @@ Result cuCtxSynchronize() {
 Result cuStreamCreate(Stream** stream, unsigned int flags) {
     ONE_AT_A_TIME;
     if (flags != 1) stop("a stream that waits for the default one");
+    static size_t made = 0;
     *stream = new Stream;
+    (*stream)->made = made++;
     streams.push_back(*stream);
     return 0;
 }
 Result cuStreamDestroy_v2(Stream* stream) {
     ONE_AT_A_TIME;
+    size_t left = stream->queue.size();
     synchronise(stream);
+    done_by[stream->made] = std::to_string(stream->kernels) + "/" + std::to_string(stream->into) + "/" + std::to_string(stream->out) + "/" + std::to_string(left);
     streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
     delete stream;
     return 0;
@@ -434,7 +446,9 @@ Result cuMemFreeHost(void* at) {
 }
 Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned int) {
     ONE_AT_A_TIME;
+    static const long most = getenv("FAKE_PINS") ? atol(getenv("FAKE_PINS")) : -1;
     if ((Address)at % PAGE) return 1;
+    if (pins == most) return 2;
     pins++;
     pinned[(Address)at] = bytes;
     races.allocated((Address)at, bytes);
@@ -473,6 +487,7 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* 
     ONE_AT_A_TIME;
     inside(device, to, bytes, "a copy to outside the arena");
     inside(pinned, (Address)from, bytes, "a copy from memory that is not pinned");
+    stream->into++;
     transfer(stream, to, (Address)from, bytes, (void*)to);
     return 0;
 }
@@ -480,6 +495,7 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream
     ONE_AT_A_TIME;
     inside(device, from, bytes, "a copy from outside the arena");
     inside(pinned, (Address)to, bytes, "a copy to memory that is not pinned");
+    stream->out++;
     transfer(stream, (Address)to, from, bytes, to);
     return 0;
 }
@@ -541,6 +557,7 @@ Result cuLaunchKernel(Function* function, unsigned int gx, unsigned int gy, unsi
     std::vector<long double> copy(kernel.bytes / sizeof(long double) + 1);
     memcpy(copy.data(), parameters[0], kernel.bytes);
     int order = random_numbers() % 3;
+    stream->kernels++;
     work(stream, [=] { kernel.entry(copy.data(), kernel.bytes, Dim{gx, gy, gz}, Dim{bx, by, bz}, order); });
     return 0;
 }

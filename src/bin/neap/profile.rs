@@ -46,8 +46,8 @@ pub struct Flags {
     /// job's. `host` by default.
     #[arg(long, value_name = "NAME|FILE")]
     device: Option<String>,
-    /// Measure while other threads compute and copy for this share of the time. Several shares are
-    /// measured one after the other.
+    /// Measure while other threads, or other streams of the GPU, compute and copy for this share of
+    /// the time. Several shares are measured one after the other.
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "0",
           value_parser = clap::value_parser!(u32).range(0..=100))]
     load: Vec<u32>,
@@ -80,8 +80,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if flags.by_roofline {
         return by_roofline(flags, as_json);
     }
-    // Only the host can make a load.
-    let target = flags.on.choose(flags.load.iter().any(|load| *load > 0).then_some("--load"))?;
+    let target = flags.on.choose(None)?;
     let inputs: Vec<_> = flags
         .graph
         .iter()

@@ -3,6 +3,7 @@
 mod compiled;
 mod events;
 mod libraries;
+mod load;
 mod pinned;
 mod products;
 mod windows;

@@ -15,6 +15,7 @@ pub mod gemm;
 pub mod kernels;
 pub mod launch;
 pub mod libs;
+mod load;
 #[cfg(test)]
 mod occupancy;
 pub mod params;
@@ -45,6 +46,7 @@ use crate::units::{Bytes, Nanos, OpId};
 use canary::Canaries;
 use driver::{Context, Event, Fault, PinnedMemory, Queue};
 use ends::Ends;
+use load::{Load, LoadError};
 use pool::{Pool, Spare};
 use prepare::{Prepared, Ready};
 use turns::Turns;
@@ -64,6 +66,8 @@ pub struct Options {
     pub algorithms: BTreeMap<OpId, Vec<i32>>,
     /// Where the job passes its window on to other jobs in shared memory.
     pub member: Option<Member>,
+    /// For how much of the time other streams have work, in percent.
+    pub load_percent: u32,
 }
 
 /// Bytes of the pinned buffer for the captured loss and for the word in which kernels report
@@ -119,6 +123,10 @@ fn fail(fault: Fault) -> Failure {
     Failure::Device(fault.0)
 }
 
+fn loaded(error: LoadError) -> Failure {
+    Failure::Device(error.to_string())
+}
+
 /// An arena that the devices of several jobs may use at once, each with its own part and streams.
 /// It is freed by the thread that made it.
 pub struct Shared {
@@ -160,7 +168,8 @@ impl Shared {
 ///
 /// # Errors
 /// When there is no driver or no device, a library is missing or of another version, there is too
-/// little memory, or an operator can't be prepared. Errors of `body` are part of its result.
+/// little memory, an operator can't be prepared, or the load fails. Errors of `body` are part of
+/// its result.
 pub fn with_device<R>(
     graph: &Graph,
     script: &Script,
@@ -176,8 +185,13 @@ pub fn with_device<R>(
     let mut device = Cuda::new(graph, script, batch, options, shared, pool)?;
     let turns = window.clone().map(|window| Turns::new(window, script, &device.context));
     device.turns = turns.transpose().map_err(fail)?;
+    let wanted = options.load_percent > 0;
+    let load = wanted.then(|| Load::start(options.load_percent, options.libs.as_deref()));
+    let load = load.transpose().map_err(loaded)?;
     let result = body(&mut device);
+    let ended = load.map_or(Ok(()), Load::stop);
     device.leave(pool);
+    ended.map_err(loaded)?;
     Ok(result)
 }
 

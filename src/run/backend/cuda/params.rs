@@ -372,6 +372,16 @@ pub struct Attention {
     pub delta: *mut u8,
 }
 
+/// The work of `neap profile --load`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Busy {
+    /// How often each number of a thread is multiplied and added to.
+    pub rounds: i64,
+    /// A word for each thread.
+    pub out: *mut u8,
+}
+
 macro_rules! params {
     ($($name:ty),*) => {
         $(
@@ -392,7 +402,8 @@ params!(
     UpdateStrided,
     MatrixProduct,
     Convolution,
-    Attention
+    Attention,
+    Busy
 );
 
 /// A structure as the bytes that a launch copies.
