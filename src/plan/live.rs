@@ -42,7 +42,7 @@ use crate::sim::beside::{Carried, Shared, Work};
 use crate::sim::engine::{Deadlock, Durations};
 use crate::sim::noise::Noise;
 use crate::sim::share::mechanism::Settings;
-use crate::sim::share::policy::{PACK, Policy, Style};
+use crate::sim::share::policy::{Candidate, PACK, Policy, Style};
 use crate::units::{Bytes, Nanos};
 
 /// A job, when it is submitted and how many iterations it runs.
@@ -280,27 +280,28 @@ impl<'a> Live<'a> {
 
     /// The members that begin an iteration now.
     fn turn(&self, now: Nanos) -> Vec<usize> {
+        // Only the oldest may be overdue.
+        let oldest = self.members.iter().map(|member| member.arrival).min();
         let resident = |member: &Member| turns::Resident {
-            submit: self.arrivals[member.arrival].submitted,
-            rank: self.rank(member.arrival, Some(member)),
+            candidate: Candidate {
+                submit: self.arrivals[member.arrival].submitted,
+                rank: self.rank(member.arrival, Some(member)),
+                service: member.service,
+                begun: self.begun(member),
+                overdue: oldest == Some(member.arrival) && self.overdue(member.arrival, now),
+            },
             utilisation: member.utilisation,
-            service: member.service,
-            begun: self.begun(member),
             running: member.running,
             ready: member.seat.is_some() && member.starts.is_some_and(|at| at <= now),
             loaded: member.loaded,
         };
-        let residents: Vec<turns::Resident> = self.members.iter().map(resident).collect();
-        let oldest = self.members.iter().enumerate().min_by_key(|(_, member)| member.arrival);
-        let overdue = oldest.filter(|(_, m)| self.overdue(m.arrival, now)).map(|(index, _)| index);
-        turns::begin(self.conditions.policy, &residents, overdue)
+        turns::begin(self.conditions.policy, &self.members.iter().map(resident).collect::<Vec<_>>())
     }
 
     /// Whether the policy lets this job go first because it was submitted long ago.
     fn overdue(&self, arrival: usize, now: Nanos) -> bool {
         let submitted = self.arrivals[arrival].submitted;
-        self.conditions.policy.ages
-            && submitted.0.saturating_add(Settings::default().patience.0) <= now.0
+        self.conditions.policy.overdue(submitted, Settings::default().patience, now)
     }
 
     fn begun(&self, member: &Member) -> bool {

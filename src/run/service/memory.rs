@@ -97,7 +97,7 @@ impl Memory {
     /// The bytes in use: persistent memory and lanes.
     #[must_use]
     pub fn used(&self) -> Bytes {
-        self.lanes.capacity() - self.lanes.free()
+        self.lanes.used()
     }
 
     /// The state of the memory, for the checker, with the jobs' needs.

@@ -12,7 +12,7 @@ use super::memory::{Entry, Memory, Spot};
 use crate::compact::{CompactSort, Gather};
 use crate::sim::share::lanes::{JobId, Join, LaneId, MOST};
 use crate::sim::share::memory::Need;
-use crate::sim::share::policy::{Policy, Style, choose};
+use crate::sim::share::policy::{Candidate, Policy, Style};
 use crate::units::{Bytes, Nanos, saturated};
 
 /// A job's needs.
@@ -219,16 +219,8 @@ impl Scheduler {
         self.moving(&mut orders);
         let order = self.ranked(now);
         let wanted = match self.policy.style {
-            Style::One { preempts: false } => {
-                // To its end.
-                let begun = order.iter().find(|job| self.jobs[job].begun);
-                let one: Vec<JobId> = begun.or(order.first()).copied().into_iter().collect();
-                self.in_order(&one, 1, &mut orders)
-            }
-            Style::One { preempts: true } => self.in_order(&order, 1, &mut orders),
-            Style::All => self.in_order(&order, order.len(), &mut orders),
-            Style::Rotating => self.least_served(&order, &mut orders),
             Style::UntilBusy { .. } => self.until_busy(&order, now, &mut orders),
+            _ => self.in_order(&order, &mut orders),
         };
         self.adopt(&mut orders);
         self.go(&wanted, &mut orders);
@@ -376,62 +368,56 @@ impl Scheduler {
         let took: u128 = ran().map(|(measured, _)| u128::from(measured)).sum();
         let thought: u128 = ran().map(|(_, expected)| u128::from(expected)).sum();
         let (took, thought) = if took == 0 || thought == 0 { (1, 1) } else { (took, thought) };
-        let rank = |t: &Tenant| {
+        let left = |t: &Tenant| {
             let expected = || u128::from(t.expected.0) * took / thought;
             let iteration = t.measured.map_or_else(expected, |m| m.0.into());
-            self.policy.rank(t.submit, Nanos(saturated(iteration * u128::from(t.left))))
+            Nanos(saturated(iteration * u128::from(t.left)))
         };
-        let mut order: Vec<JobId> =
-            self.jobs.iter().filter(|(_, t)| !t.stopping).map(|(id, _)| *id).collect();
-        order.compact_sort_by_key(|id| self.jobs.get(id).map(|t| (rank(t), t.submit, *id)));
-        if let Some(oldest) = self.overdue(now) {
-            order.retain(|&j| j != oldest);
-            order.insert(0, oldest);
-        }
-        order
+        let overdue = self.overdue(now);
+        let place = |(&job, t): (&JobId, &Tenant)| {
+            let (submit, rank) = (t.submit, self.policy.rank(t.submit, left(t)));
+            let (service, begun, overdue) = (Nanos(t.turns), t.begun, overdue == Some(job));
+            let candidate = Candidate { submit, rank, service, begun, overdue };
+            (self.policy.place(&candidate), job)
+        };
+        let mut order: Vec<_> = self.jobs.iter().filter(|(_, t)| !t.stopping).map(place).collect();
+        order.compact_sort();
+        order.into_iter().map(|(_, job)| job).collect()
     }
 
     fn overdue(&self, now: Nanos) -> Option<JobId> {
         let there = self.jobs.iter().filter(|(_, t)| !t.stopping);
-        let (job, oldest) =
-            there.min_by_key(|(id, t)| (t.submit, **id)).filter(|_| self.policy.ages)?;
-        (oldest.submit.0.saturating_add(self.patience.0) <= now.0).then_some(*job)
+        let (job, oldest) = there.min_by_key(|(id, t)| (t.submit, **id))?;
+        self.policy.overdue(oldest.submit, self.patience, now).then_some(*job)
     }
 
-    /// Brings jobs in, in order, and runs the first `most` of those on the device.
-    fn in_order(&mut self, order: &[JobId], most: usize, orders: &mut Vec<Order>) -> Vec<JobId> {
-        for &job in order {
-            let waits = self.state(job) == Some(State::Waiting);
-            if waits && !self.bring_in(job, orders) && !self.policy.skips {
-                break;
-            }
-        }
-        order.iter().copied().filter(|job| self.is_inside(*job)).take(most).collect()
-    }
-
-    /// Runs one job at a time, the one with the least service. A job that is not on the device
-    /// enters once it is behind by more than a turn.
-    fn least_served(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
-        let turns = |job: JobId| self.jobs.get(&job).map_or(u64::MAX, |t| t.turns);
-        let mut by_turns: Vec<(u64, JobId)> = order.iter().map(|&job| (turns(job), job)).collect();
-        by_turns.sort_unstable();
-        let order: Vec<JobId> = by_turns.iter().map(|(_, job)| *job).collect();
-        for &(turns, job) in &by_turns {
-            if self.state(job) != Some(State::Waiting)
-                || self.bring_in(job, orders)
-                || !self.policy.moves
-                || self.room_for.is_some()
-            {
+    /// Brings jobs in, in order, and runs the first of those on the device. Where jobs take turns
+    /// and memory moves, a job that is not on the device enters once it is behind by more than a
+    /// turn.
+    fn in_order(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
+        let turns = |of: &Self, job: &JobId| of.jobs.get(job).map_or(u64::MAX, |t| t.turns);
+        let seats = if self.policy.to_the_end() { 1 } else { order.len() };
+        let order = &order[..order.len().min(seats)];
+        for job in order {
+            if self.state(*job) != Some(State::Waiting) || self.bring_in(*job, orders) {
                 continue;
             }
-            let first = by_turns.iter().find(|(_, job)| self.is_inside(*job));
-            if first.is_none_or(|first| turns.saturating_add(self.turn.0) < first.0) {
+            if !self.policy.skips {
+                break;
+            }
+            if self.policy.style != Style::Rotating || self.room_for.is_some() {
+                continue;
+            }
+            let first = order.iter().find(|job| self.is_inside(**job));
+            let behind = turns(self, job).saturating_add(self.turn.0);
+            if self.policy.moves && first.is_none_or(|first| behind < turns(self, first)) {
                 // Until it is admitted, no other job is admitted and none runs.
-                self.send_out(job, &[], &order, orders);
+                self.send_out(*job, &[], order, orders);
                 return Vec::new();
             }
         }
-        order.into_iter().filter(|job| self.is_inside(*job)).take(1).collect()
+        let inside = order.iter().filter(|job| self.is_inside(**job)).map(|job| (*job, 0));
+        self.policy.choose(inside, order.len(), false, |_| true)
     }
 
     /// Runs the best jobs until the device is busy.
@@ -441,7 +427,7 @@ impl Scheduler {
         let overdue = self.overdue(now).is_some_and(|j| self.state(j) == Some(State::Waiting));
         // Jobs that were planned to share need one lane together.
         let (mut taken, mut lane) = (Bytes::ZERO, Bytes::ZERO);
-        let wanted = choose(ranked.into_iter(), MOST, overdue, |job| {
+        let wanted = self.policy.choose(ranked.into_iter(), MOST, overdue, |job| {
             let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return false };
             let (own, shared) = match needs.shares {
                 true => (Bytes::ZERO, lane.max(needs.ephemeral)),

@@ -1,6 +1,6 @@
 //! Which job runs next: policies as pure decisions over jobs and time.
 //!
-//! A policy ranks jobs and says how many run at once; [`choose`] picks the jobs that run next. The
+//! A policy ranks jobs ([`Policy::place`]) and picks those that run next ([`Policy::choose`]). The
 //! simulators and the service ask at iteration boundaries, and all check memory themselves.
 
 use super::contention::WHOLE;
@@ -88,6 +88,21 @@ pub const NEAP: Policy = Policy {
 /// As many jobs at once as memory holds, each to its end.
 pub const PACK: Policy = Policy { name: "pack", style: Style::All, ..FIFO };
 
+/// A present job, as a policy sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Candidate {
+    /// When it was submitted.
+    pub submit: Nanos,
+    /// Its rank by the policy.
+    pub rank: u64,
+    /// The time of its iterations so far. A new job begins with the least of the present jobs.
+    pub service: Nanos,
+    /// Whether it has begun its first iteration.
+    pub begun: bool,
+    /// Whether it goes first whatever its rank.
+    pub overdue: bool,
+}
+
 impl Policy {
     /// The rank of a job by when it was submitted and the work that is left, as time alone. Smaller
     /// goes first; equal ranks go in order of submission.
@@ -96,10 +111,61 @@ impl Policy {
         if self.shortest { left.0 } else { submit.0 }
     }
 
+    /// The place of a job among those that may run next. Smaller goes first.
+    #[must_use]
+    pub fn place(&self, job: &Candidate) -> (bool, bool, u64, Nanos) {
+        let (rank, submit) = match self.style {
+            Style::Rotating => (job.service.0, Nanos::ZERO),
+            _ => (job.rank, job.submit),
+        };
+        (self.to_the_end() && !job.begun, !job.overdue, rank, submit)
+    }
+
+    /// Whether a job goes first because it was submitted longer ago than `patience`.
+    #[must_use]
+    pub fn overdue(&self, submit: Nanos, patience: Nanos, now: Nanos) -> bool {
+        self.ages && submit.0.saturating_add(patience.0) <= now.0
+    }
+
     /// Whether it runs one job at a time.
     #[must_use]
     pub const fn in_turn(&self) -> bool {
         matches!(self.style, Style::One { .. } | Style::Rotating)
+    }
+
+    /// Whether it runs one job at a time, each to its end.
+    #[must_use]
+    pub const fn to_the_end(&self) -> bool {
+        matches!(self.style, Style::One { preempts: false })
+    }
+
+    /// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until
+    /// the policy's limit or `most`. `fits` is called once for each job, in order, and must count
+    /// the jobs that it accepted. An `overdue` first job is joined only by jobs that fit in the
+    /// utilisation left.
+    pub fn choose<T: Copy>(
+        &self,
+        ranked: impl Iterator<Item = (T, u32)>,
+        most: usize,
+        overdue: bool,
+        mut fits: impl FnMut(T) -> bool,
+    ) -> Vec<T> {
+        let most = if self.in_turn() { 1 } else { most };
+        let whole = if self.style == Style::All { u32::MAX } else { WHOLE };
+        let (mut chosen, mut busy) = (Vec::new(), 0u32);
+        for (job, utilisation) in ranked {
+            if chosen.len() >= most || busy >= whole {
+                break;
+            }
+            if overdue && !chosen.is_empty() && busy + utilisation > WHOLE {
+                continue;
+            }
+            if fits(job) {
+                chosen.push(job);
+                busy += utilisation;
+            }
+        }
+        chosen
     }
 }
 
@@ -112,29 +178,4 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Policy> {
     ALL.iter().find(|policy| policy.name == name)
-}
-
-/// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until the
-/// device is busy. `fits` is called once for each job, in order, and must count the jobs that it
-/// accepted. An `overdue` first job is joined only by jobs that fit in the utilisation left.
-pub fn choose<T: Copy>(
-    ranked: impl Iterator<Item = (T, u32)>,
-    most: usize,
-    overdue: bool,
-    mut fits: impl FnMut(T) -> bool,
-) -> Vec<T> {
-    let (mut chosen, mut busy) = (Vec::new(), 0);
-    for (job, utilisation) in ranked {
-        if chosen.len() >= most || busy >= WHOLE {
-            break;
-        }
-        if overdue && !chosen.is_empty() && busy + utilisation > WHOLE {
-            continue;
-        }
-        if fits(job) {
-            chosen.push(job);
-            busy += utilisation;
-        }
-    }
-    chosen
 }

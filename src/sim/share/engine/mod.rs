@@ -22,9 +22,9 @@ use clock::{Clock, ClockId};
 
 use super::contention::WHOLE;
 use super::jobs::Job;
-use super::lanes::{LaneId, Mode};
+use super::lanes::{LaneId, Lanes, Mode};
 use super::layout::{Item, Layout};
-use super::mechanism::{Mechanism, Room, Settings};
+use super::mechanism::{Mechanism, Settings};
 use super::memory::Need;
 use super::policy::{Policy, Style};
 use super::result::{JobResult, Outcome, Verdict};
@@ -119,7 +119,7 @@ struct Engine<'a> {
     settings: &'a Settings,
     keep: Keep,
     style: Style,
-    room: Room,
+    room: Lanes,
     /// Addresses, in lanes. Salus's released code leaves them to the framework's allocator.
     layout: Option<Layout>,
     /// Items of the room that may have changed since the layout was last updated.
@@ -418,7 +418,7 @@ impl<'a> Engine<'a> {
             }
             self.rest(job);
         } else {
-            self.room.leave(job, self.needs[index]);
+            self.room.leave(job);
             self.on_host[index] = true;
             self.last = Some(job);
             self.state[index] = State::Waiting;

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use super::super::contention::WHOLE;
 use super::super::lanes::{Join, LaneId, MOST};
-use super::super::mechanism::{Mechanism, Room};
-use super::super::policy::{Style, choose};
+use super::super::mechanism::Mechanism;
+use super::super::policy::Style;
 use super::{Engine, Key, LOOK, NEVER, State};
 use crate::compact::Gather;
 use crate::units::{Bytes, Nanos, saturated};
@@ -203,7 +203,7 @@ impl Engine<'_> {
 
     /// Which jobs should run: the policy's decision over running, resident and waiting jobs.
     fn wanted(&self) -> Vec<u32> {
-        let Room::Lanes(lanes) = &self.room else { return Vec::new() };
+        let lanes = &self.room;
         let mut running: Vec<Key> = self.runs().map(|job| self.key(job)).collect();
         running.sort_unstable();
         let mut lines = [
@@ -238,7 +238,8 @@ impl Engine<'_> {
             taken += more;
             true
         };
-        choose(ranked.map(|j| (j, self.jobs[j as usize].utilisation)), MOST, head.is_some(), fits)
+        let ranked = ranked.map(|j| (j, self.jobs[j as usize].utilisation));
+        self.policy.choose(ranked, MOST, head.is_some(), fits)
     }
 
     /// Gives a job a lane of its own and starts it. Moves the persistent memory of idle jobs out of

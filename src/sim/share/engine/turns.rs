@@ -78,7 +78,7 @@ impl Engine<'_> {
 
     pub(super) fn leave_turns(&mut self, job: u32, need: Need) {
         if self.seated == Seated::All {
-            self.give(job, need);
+            self.give(job);
         }
         self.sharers.remove(job, need);
         self.reseat();
@@ -120,10 +120,10 @@ impl Engine<'_> {
             Seated::Empty => {}
             Seated::All => {
                 for (_, job) in self.sharers.by_persistent.clone() {
-                    self.give(job, self.needs[job as usize]);
+                    self.give(job);
                 }
             }
-            Seated::One => self.give(TURN, self.turn),
+            Seated::One => self.give(TURN),
         }
     }
 
