@@ -84,26 +84,9 @@ const MOST: usize = 4_000_000;
 /// The most work of all jobs together, in nanoseconds. Below it no simulated time overflows.
 const ALL_WORK: u128 = 1 << 59;
 
-const COLUMNS: [&str; 18] = [
-    "job",
-    "workload",
-    "graph",
-    "estimate",
-    "persistent_bytes",
-    "ephemeral_bytes",
-    "error_percent",
-    "actual_persistent_bytes",
-    "actual_ephemeral_bytes",
-    "grows_after",
-    "iteration_s",
-    "submit_s",
-    "duration_s",
-    "iterations",
-    "utilisation",
-    "priority",
-    "kill_s",
-    "rate_per_s",
-];
+const COLUMNS: &str = "job,workload,graph,estimate,persistent_bytes,ephemeral_bytes,\
+    error_percent,actual_persistent_bytes,actual_ephemeral_bytes,grows_after,iteration_s,submit_s,\
+    duration_s,iterations,utilisation,priority,kill_s,rate_per_s";
 
 /// Reads a trace. Workloads are looked up in `memory`. `margin` is by how many per cent the given
 /// bytes may be too low; a row's `error_percent` or an estimate's own margin comes before it.
@@ -113,7 +96,7 @@ const COLUMNS: [&str; 18] = [
 pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, RowsError> {
     let (mut jobs, mut lines, mut work) = (Vec::new(), Vec::new(), 0u128);
     let mut known = BTreeMap::new();
-    rows::read(path, LARGEST, &COLUMNS, &["job", "submit_s"], |row| {
+    rows::read(path, LARGEST, COLUMNS, "job,submit_s", |row| {
         let job = Given { row, memory, path, margin }.job(&mut known)?;
         work += u128::from(job.work.0);
         if work > ALL_WORK {

@@ -9,15 +9,18 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use indicatif::ProgressBar;
+use neap::contract::check::check;
+use neap::contract::{Event, JobPlan, Plan};
 use neap::device::Profile;
+use neap::job::Graph;
 use neap::parallel::in_parallel;
-use neap::plan::Method;
+use neap::plan::{Method, PlanError};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::accounting::Accounting;
+use crate::accounting::{Accounting, Shares};
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
 use crate::settings::planner::named;
@@ -220,6 +223,46 @@ impl<B, F> Row<B, F> {
     }
 }
 
+/// The figures of a plan and the budget that it meets. Of a planner that met none, the lowest bytes
+/// that it reached and the budget.
+type Judged<F> = (Result<F, Bytes>, Bytes);
+
+/// Judges what a planner made, whose figures and budget `judged` gives.
+fn judge<P, F>(
+    made: Result<P, PlanError>,
+    judged: impl FnOnce(P) -> anyhow::Result<(F, Bytes)>,
+) -> anyhow::Result<Judged<F>> {
+    match made {
+        Ok(made) => judged(made).map(|(figures, budget)| (Ok(figures), budget)),
+        Err(PlanError::Infeasible(no)) => Ok((Err(no.lowest), no.budget)),
+        Err(defect) => Err(defect.into()),
+    }
+}
+
+/// Proves a planner's plan.
+fn prove(planner: &str, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<()> {
+    let Err(refusals) = check(plan, graphs) else { return Ok(()) };
+    bail!(
+        "{planner}'s plan did not pass the checker; this is a defect of neap, please report it \
+         with the graphs: {}",
+        refusals[0]
+    )
+}
+
+/// The bytes of the tensors that a job's plan computes again.
+fn recomputed(plan: &JobPlan, graph: &Graph) -> Bytes {
+    let kept = plan.events.iter().map(|event| match event {
+        Event::Recompute { keep, .. } => &keep[..],
+        _ => &[],
+    });
+    kept.flatten().map(|tensor| graph.tensor(*tensor).bytes).sum()
+}
+
+/// The cells of the shares of memory and time.
+fn shares(s: &Shares) -> [String; 5] {
+    [s.msr, s.msr_no_free, s.eor, s.cbr, s.cbr_no_free].map(|share| format!("{share:.4}"))
+}
+
 /// All rows, their drawing, and whether some planner met each budget.
 struct Compared<B, F> {
     rows: Vec<Row<B, F>>,
@@ -271,13 +314,13 @@ fn each<T: Send>(
 /// Writes table and drawing.
 fn write(
     flags: &Flags,
-    columns: &[&str],
+    columns: &str,
     rows: &[impl Serialize],
     panels: &[Panel],
     ending: &mut Ending,
 ) {
     let columns: Vec<&str> =
-        columns.iter().copied().chain(flags.timing.then_some("planning_s")).collect();
+        columns.split(',').chain(flags.timing.then_some("planning_s")).collect();
     ending.file(flags.csv.as_deref(), |path| write_csv(path, &columns, rows));
     ending.file(flags.plot.as_deref(), |path| output::write(path, &frontier::svg(panels)?));
 }

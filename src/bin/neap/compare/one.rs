@@ -3,22 +3,21 @@
 use std::fmt;
 use std::time::Instant;
 
-use anyhow::bail;
 use indicatif::ProgressBar;
-use neap::contract::{Event, Latency};
+use neap::contract::Latency;
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::arrange::{self, Arranged};
 use neap::plan::bound::Bounds;
-use neap::plan::{Method, PlanError, Planned, Request};
+use neap::plan::{Method, Planned, Request};
 use neap::report::frontier::Panel;
 use neap::report::table::{Side, Table};
 use neap::sim::accounting::{Extra, paper};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Case, Flags, Row, compare, curve, each, write};
+use super::{Case, Flags, Row, compare, curve, each, judge, prove, recomputed, shares, write};
 use crate::accounting::{Accounting, ExtraReport, PaperReport, Shares, ratio};
 use crate::output::{Answer, Ending};
 use crate::settings::{self, Budget, JobArg};
@@ -51,8 +50,8 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
             accounting: flags.accounting,
         })
         .collect();
-    let papers: &[&str] = if flags.accounting == Accounting::Paper { &PAPER } else { &[] };
-    let columns: Vec<&str> = CSV.iter().chain(papers).copied().collect();
+    let papers = if flags.accounting == Accounting::Paper { PAPER } else { "" };
+    let columns = format!("{CSV}{papers}");
     let compared = compare(flags, &sites, &methods)?;
     let report = Report {
         graph: graph.name.clone(),
@@ -129,22 +128,11 @@ impl Site<'_> {
             arrange::minimum_for(&request, None)
         };
         let took = started.elapsed();
-        let (plan, reached) = match planned {
-            Ok(Arranged { planned, graph }) => {
-                let graph = graph.as_ref().unwrap_or(self.graph);
-                let graphs = std::slice::from_ref(graph);
-                if let Err(refusals) = neap::contract::check::check(&planned.plan, graphs) {
-                    bail!(
-                        "{name}'s plan did not pass the checker; this is a defect of neap, please \
-                         report it with the graph: {}",
-                        refusals[0]
-                    );
-                }
-                (Ok(self.figures(graph, &planned)?), planned.plan.budget)
-            }
-            Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
-            Err(defect) => return Err(defect.into()),
-        };
+        let (plan, reached) = judge(planned, |Arranged { planned, graph }| {
+            let graph = graph.as_ref().unwrap_or(self.graph);
+            prove(name, &planned.plan, std::slice::from_ref(graph))?;
+            Ok((self.figures(graph, &planned)?, planned.plan.budget))
+        })?;
         let base = Base {
             unplanned_iteration_ns: self.unplanned,
             bound_ns: if budget.is_some() { bound } else { self.bounds.iteration(reached) },
@@ -154,10 +142,6 @@ impl Site<'_> {
 
     fn figures(&self, graph: &Graph, planned: &Planned) -> anyhow::Result<Figures> {
         let of = &planned.plan.figures;
-        let again = planned.plan.jobs[0]
-            .events
-            .iter()
-            .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
         let link = &self.device.link;
         let papers = match self.accounting {
             Accounting::Physical => None,
@@ -175,7 +159,7 @@ impl Site<'_> {
             ),
             stall_ns: stalls.swap_in + stalls.swap_out + stalls.tail,
             moved_bytes: planned.program.copies.iter().map(|c| c.bytes).sum(),
-            recomputed_bytes: again.map(|t| graph.tensor(*t).bytes).sum(),
+            recomputed_bytes: recomputed(&planned.plan.jobs[0], graph),
             bound_bytes: self.bounds.peak(of.iteration_ns.saturating_sub(self.unplanned)),
             extra: ExtraReport::of(&Extra::of(&planned.program, link, of.iteration_ns)?),
             paper: papers.map(|papers| PaperReport::of(&papers, self.unplanned)),
@@ -248,10 +232,6 @@ fn above(value: u64, bound: u64) -> String {
     format!("{:.2} %", ratio(value.saturating_sub(bound), bound) * 100.0)
 }
 
-fn shares(s: &Shares) -> [String; 5] {
-    [s.msr, s.msr_no_free, s.eor, s.cbr, s.cbr_no_free].map(|share| format!("{share:.4}"))
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let timing = self.rows.iter().any(|r| r.planning_s.is_some());
@@ -291,49 +271,14 @@ impl fmt::Display for Report {
 }
 
 /// The columns of `--csv`.
-const CSV: [&str; 26] = [
-    "device",
-    "planner",
-    "budget",
-    "budget_bytes",
-    "fits",
-    "unplanned_peak_bytes",
-    "unplanned_iteration_ns",
-    "peak_bytes",
-    "arena_bytes",
-    "iteration_ns",
-    "msr",
-    "msr_no_free",
-    "eor",
-    "cbr",
-    "cbr_no_free",
-    "stall_ns",
-    "moved_bytes",
-    "recomputed_bytes",
-    "bound_bytes",
-    "bound_ns",
-    "lowest_bytes",
-    "extra.recompute_ns",
-    "extra.swap_in_ns",
-    "extra.swap_out_ns",
-    "extra.tail_ns",
-    "extra.contention_ns",
-];
+const CSV: &str = "\
+    device,planner,budget,budget_bytes,fits,unplanned_peak_bytes,unplanned_iteration_ns,\
+    peak_bytes,arena_bytes,iteration_ns,msr,msr_no_free,eor,cbr,cbr_no_free,stall_ns,\
+    moved_bytes,recomputed_bytes,bound_bytes,bound_ns,lowest_bytes,extra.recompute_ns,\
+    extra.swap_in_ns,extra.swap_out_ns,extra.tail_ns,extra.contention_ns";
 
 /// Further columns with `--accounting paper`.
-const PAPER: [&str; 14] = [
-    "paper.peak_bytes",
-    "paper.iteration_ns",
-    "paper.unplanned_peak_bytes",
-    "paper.no_free_bytes",
-    "paper.msr",
-    "paper.msr_no_free",
-    "paper.eor",
-    "paper.cbr",
-    "paper.cbr_no_free",
-    "paper.extra.recompute_ns",
-    "paper.extra.swap_in_ns",
-    "paper.extra.swap_out_ns",
-    "paper.extra.tail_ns",
-    "paper.extra.contention_ns",
-];
+const PAPER: &str = "\
+    ,paper.peak_bytes,paper.iteration_ns,paper.unplanned_peak_bytes,paper.no_free_bytes,\
+    paper.msr,paper.msr_no_free,paper.eor,paper.cbr,paper.cbr_no_free,paper.extra.recompute_ns,\
+    paper.extra.swap_in_ns,paper.extra.swap_out_ns,paper.extra.tail_ns,paper.extra.contention_ns";

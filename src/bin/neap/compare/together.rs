@@ -8,22 +8,22 @@ use std::time::Instant;
 
 use anyhow::bail;
 use indicatif::ProgressBar;
-use neap::contract::{Event, Latency};
+use neap::contract::Latency;
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::together::{self, Job, Jobs, Memo, Together, ways};
-use neap::plan::{Method, PlanError, Planned};
+use neap::plan::{Method, Planned};
 use neap::report::frontier::Panel;
 use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::engine;
 use neap::sim::program::{Direction, Program};
-use neap::sim::rounds::{self, Round};
+use neap::sim::rounds;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Case, Flags, Row, compare, curve, each, write};
+use super::{Case, Flags, Row, compare, curve, each, judge, prove, recomputed, shares, write};
 use crate::accounting::{Accounting, Shares, ratio};
 use crate::output::{Answer, Ending};
 use crate::settings::{self, Budget, JobArg, Site};
@@ -44,7 +44,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let graphs = graphs.iter().map(|g| g.name.clone()).collect();
     let report = Report { graphs, rows: compared.rows };
     let mut ending = Ending::reporting(&report, as_json);
-    write(flags, &CSV, &report.rows, &compared.panels, &mut ending);
+    write(flags, CSV, &report.rows, &compared.panels, &mut ending);
     ending.with(Answer::yes_if(compared.all_met))
 }
 
@@ -130,45 +130,28 @@ impl<'a> Scene<'a> {
             together::minimum(&jobs, memo)
         };
         let took = started.elapsed();
-        let (plan, reached) = match made {
-            Ok(together) => {
-                if let Err(refusals) = neap::contract::check::check(&together.plan, self.graphs) {
-                    bail!(
-                        "{name}'s plan did not pass the checker; this is a defect of neap, please \
-                         report it with the graphs: {}",
-                        refusals[0]
-                    );
-                }
-                let programs: Vec<&Program> =
-                    together.parts.iter().map(|part| &part.program).collect();
-                let round = ways::round(&jobs, &programs)?;
-                (Ok(self.figures(&together, &programs, &round)), together.plan.budget)
-            }
-            Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
-            Err(defect) => return Err(defect.into()),
-        };
+        let (plan, reached) = judge(made, |together| {
+            prove(name, &together.plan, self.graphs)?;
+            Ok((self.figures(&together, &jobs)?, together.plan.budget))
+        })?;
         let base = Base { unplanned_round_ns: self.unplanned };
         Ok(Row::of(self, name, (asked, reached), plan, took, base))
     }
 
-    fn figures(&self, together: &Together, programs: &[&Program], round: &Round) -> Figures {
+    fn figures(&self, together: &Together, jobs: &Jobs<'_>) -> anyhow::Result<Figures> {
         let of = &together.plan.figures;
-        let again = |(part, graph): (&Arc<Planned>, &Graph)| -> Bytes {
-            let keep = part.plan.jobs[0]
-                .events
-                .iter()
-                .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
-            keep.map(|t| graph.tensor(*t).bytes).sum()
-        };
+        let programs: Vec<&Program> = together.parts.iter().map(|part| &part.program).collect();
+        let round = ways::round(jobs, &programs)?;
+        let again = |(part, graph): (&Arc<Planned>, _)| recomputed(&part.plan.jobs[0], graph);
         let resident =
-            |course: &rounds::Course| engine::peak(&rounds::memory(programs, &course.runs));
+            |course: &rounds::Course| engine::peak(&rounds::memory(&programs, &course.runs));
         let ends: Nanos = round.courses.iter().map(|c| c.end).sum();
         let busy = |direction| {
             let busy: Nanos = round.courses.iter().map(|c| busy(&c.carried, direction)).sum();
             ratio(busy.0, ends.0)
         };
         let runs = round.courses.iter().flat_map(|c| c.runs.iter().flatten());
-        Figures {
+        Ok(Figures {
             peak_bytes: of.peak_bytes,
             seen_peak_bytes: round.courses.iter().map(resident).max().unwrap_or_default(),
             arena_bytes: of.arena_bytes,
@@ -186,7 +169,7 @@ impl<'a> Scene<'a> {
             d2h_busy: busy(Direction::D2h),
             overlapping_copies: round.courses.iter().map(|c| rounds::overlaps(&c.carried)).sum(),
             way: together.plan.options.get("way").cloned().unwrap_or_default(),
-        }
+        })
     }
 }
 
@@ -258,21 +241,13 @@ impl fmt::Display for Report {
         let mut table = Table::headed(&format!("<device|budget|<planner|{FIGURES}{planning}"));
         for row in &self.rows {
             let cells = row.figures.as_ref().map(|of| {
-                let s = &of.shares;
-                vec![
-                    of.peak_bytes.to_string(),
-                    of.seen_peak_bytes.to_string(),
-                    of.round_ns.to_string(),
-                    format!("{:.4}", s.msr),
-                    format!("{:.4}", s.msr_no_free),
-                    format!("{:.4}", s.eor),
-                    format!("{:.4}", s.cbr),
-                    of.moved_bytes.to_string(),
-                    of.recomputed_bytes.to_string(),
-                    format!("{:.1} %", of.h2d_busy * 100.0),
-                    format!("{:.1} %", of.d2h_busy * 100.0),
-                    of.way.clone(),
-                ]
+                let mut cells = vec![of.peak_bytes.to_string(), of.seen_peak_bytes.to_string()];
+                cells.push(of.round_ns.to_string());
+                cells.extend_from_slice(&shares(&of.shares)[..4]);
+                cells.extend([of.moved_bytes, of.recomputed_bytes].map(|b| b.to_string()));
+                cells.extend([of.h2d_busy, of.d2h_busy].map(|b| format!("{:.1} %", b * 100.0)));
+                cells.push(of.way.clone());
+                cells
             });
             table.row(row.cells(cells, FIGURES.split('|').count()));
         }
@@ -285,30 +260,8 @@ const FIGURES: &str =
     "peak|seen|round|MSR|MSR no-free|EOR|CBR|moved|recomputed|link up|link down|<way";
 
 /// The columns of `--csv`.
-const CSV: [&str; 25] = [
-    "device",
-    "planner",
-    "budget",
-    "budget_bytes",
-    "fits",
-    "unplanned_peak_bytes",
-    "unplanned_round_ns",
-    "peak_bytes",
-    "seen_peak_bytes",
-    "arena_bytes",
-    "round_ns",
-    "in_turn_ns",
-    "msr",
-    "msr_no_free",
-    "eor",
-    "cbr",
-    "cbr_no_free",
-    "moved_bytes",
-    "recomputed_bytes",
-    "late_copies",
-    "h2d_busy",
-    "d2h_busy",
-    "overlapping_copies",
-    "way",
-    "lowest_bytes",
-];
+const CSV: &str = "\
+    device,planner,budget,budget_bytes,fits,unplanned_peak_bytes,unplanned_round_ns,peak_bytes,\
+    seen_peak_bytes,arena_bytes,round_ns,in_turn_ns,msr,msr_no_free,eor,cbr,cbr_no_free,\
+    moved_bytes,recomputed_bytes,late_copies,h2d_busy,d2h_busy,overlapping_copies,way,\
+    lowest_bytes";

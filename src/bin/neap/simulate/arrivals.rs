@@ -33,7 +33,7 @@ const LARGEST: u64 = 64 << 20;
 
 /// The columns. A graph's file is relative to the table's folder, and may end in @ and a share as
 /// for `neap plan`.
-const COLUMNS: [&str; 3] = ["graph", "submit_s", "iterations"];
+const COLUMNS: &str = "graph,submit_s,iterations";
 
 /// A parsed row.
 struct Coming {
@@ -45,7 +45,7 @@ struct Coming {
 fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut all: Vec<Coming> = Vec::new();
-    rows::read(path, LARGEST, &COLUMNS, &COLUMNS, |row| {
+    rows::read(path, LARGEST, COLUMNS, COLUMNS, |row| {
         let submitted = row.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
         if all.last().is_some_and(|last| last.submitted > submitted) {
             let at = row.cell("submit_s").unwrap_or_default();
@@ -64,8 +64,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
         Ok(())
     })?;
     if all.is_empty() {
-        let columns = COLUMNS.join(",");
-        bail!("{}: it has no jobs below its header; the columns are {columns}", path.display());
+        bail!("{}: it has no jobs below its header; the columns are {COLUMNS}", path.display());
     }
     Ok(all)
 }
