@@ -34,10 +34,9 @@ pub struct Job {
     pub work: Nanos,
     /// Time of one iteration alone.
     pub iteration: Nanos,
-    /// Bytes that it holds across iterations.
-    pub persistent: Bytes,
-    /// Bytes that it needs besides within an iteration.
-    pub ephemeral: Bytes,
+    /// The bytes that it holds across iterations, and those that it needs besides within one, with
+    /// which it is admitted.
+    pub need: Need,
     /// The share of the device that it keeps busy alone, per mille.
     pub utilisation: u32,
     /// Its priority: larger goes first.
@@ -57,14 +56,6 @@ pub struct Growth {
     pub need: Need,
     /// The iteration at whose end it grows, counted from 1.
     pub after: u64,
-}
-
-impl Job {
-    /// The persistent and ephemeral bytes that it is admitted with.
-    #[must_use]
-    pub fn need(&self) -> Need {
-        (self.persistent, self.ephemeral)
-    }
 }
 
 /// The trace, in order of submission.
@@ -243,8 +234,7 @@ impl Given<'_> {
             submit,
             work,
             iteration,
-            persistent: need.0,
-            ephemeral: need.1,
+            need,
             utilisation: utilisation.or(known.map(|k| k.utilisation)).unwrap_or(WHOLE),
             priority: priority.unwrap_or(0),
             kill: row.time("kill_s")?.map(|after| submit + after),
@@ -287,7 +277,7 @@ mod tests {
         let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,error_percent,actual_persistent_bytes,actual_ephemeral_bytes\n";
         let trace =
             parse(&format!("{head}a,1000,10,0,1,12.5,1100,12\nb,1000,10,0,1,,1500,5\n")).unwrap();
-        let read = |job: &Job| (job.need(), job.growth.clone());
+        let read = |job: &Job| (job.need, job.growth.clone());
         assert_eq!(read(&trace.jobs[0]), ((Bytes(1125), Bytes(12)), None));
         let growth = Growth { need: (Bytes(1500), Bytes(10)), after: 1 };
         assert_eq!(read(&trace.jobs[1]), ((Bytes(1000), Bytes(10)), Some(Box::new(growth))));

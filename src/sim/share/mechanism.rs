@@ -170,7 +170,7 @@ impl Settings {
         let like = Self { mechanism, ..*self };
         let mut rooms: Vec<Lanes> = Vec::new();
         for (id, job) in jobs.enumerate() {
-            let admits = |room: &mut Lanes| room.admit(id32(id), job.need(), Join::Serve).is_some();
+            let admits = |room: &mut Lanes| room.admit(id32(id), job.need, Join::Serve).is_some();
             if !rooms.iter_mut().any(admits) {
                 rooms.push(like.room(Style::All));
                 if !rooms.last_mut().is_some_and(admits) {

@@ -43,7 +43,6 @@ impl Engine<'_> {
             self.services.remove(&job);
             let it = &self.jobs[job as usize];
             self.state[job as usize] = State::Serving;
-            self.since[job as usize] = self.now;
             self.serving += u64::from(self.demand(job));
             self.slow_at.insert(job, self.slow);
             self.outcome.jobs[job as usize].start = Some(Nanos(self.now));
@@ -221,7 +220,7 @@ impl Engine<'_> {
         // Services stay. Persistent memory stays too where the policy does not move it.
         let served = Bytes(saturated(self.served.persistent).min(u64::MAX / 4));
         let mut taken =
-            self.served.largest().1 + if self.moves { served } else { lanes.persistent() };
+            self.served.largest()[1] + if self.moves { served } else { lanes.persistent() };
         // While an overdue job does not fit, no job behind it is admitted.
         let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
         let fits = |job: u32| {

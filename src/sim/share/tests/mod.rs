@@ -24,8 +24,7 @@ fn job(name: &str, submit: u64, work: u64, gib: (u64, u64)) -> Job {
         submit: Nanos(submit * S),
         work: Nanos(work * S),
         iteration: Nanos(S / 10),
-        persistent: Bytes(gib.0 * GIB),
-        ephemeral: Bytes(gib.1 * GIB),
+        need: (Bytes(gib.0 * GIB), Bytes(gib.1 * GIB)),
         utilisation: WHOLE,
         priority: 0,
         kill: None,
@@ -329,7 +328,7 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
                     job.rate = Some(500);
                 } else if below(4) == 0 {
                     let mut more = |bytes| bytes + Bytes(below(4) * GIB);
-                    let need = (more(job.persistent), more(job.ephemeral));
+                    let need = (more(job.need.0), more(job.need.1));
                     job.growth = Some(Box::new(Growth { need, after: 1 + below(20) }));
                 }
                 job
