@@ -106,7 +106,7 @@ pub fn curve(mut changes: Vec<(Nanos, i64)>) -> Vec<(Nanos, Bytes)> {
     let mut curve: Vec<(Nanos, Bytes)> = Vec::new();
     let mut level = 0;
     for (at, change) in changes {
-        level += change;
+        level = i64::saturating_add(level, change);
         let bytes = Bytes(level.cast_unsigned());
         match curve.last_mut() {
             Some(last) if last.0 == at => last.1 = bytes,

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 use super::budget::{Infeasible, PlanError, feasible};
 use super::together::{self, Job, Jobs, Memo, Together};
-use crate::contract::{Plan, Window};
+use crate::contract::Plan;
 use crate::device::roofline;
 use crate::job::liveness::Liveness;
 use crate::sim::beside::{Shared, Work};
@@ -54,14 +54,6 @@ pub struct Overlapped {
     pub apart: Option<Vec<Nanos>>,
     /// How long each job holds the window in an iteration alone.
     pub held: Vec<Nanos>,
-}
-
-impl Overlapped {
-    /// The window that the jobs share, if they share one.
-    #[must_use]
-    pub fn window(&self) -> Option<&Window> {
-        self.together.plan.jobs.iter().find_map(|job| job.window.as_ref())
-    }
 }
 
 /// Makes one plan of all jobs within the budget. They share bytes if that is faster than without,
@@ -195,6 +187,5 @@ fn held(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
 }
 
 fn inside(plan: &Plan, offset: Option<Bytes>) -> bool {
-    let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
-    window.zip(offset).is_some_and(|(w, o)| o >= w.offset && o < w.offset + w.bytes)
+    plan.window().zip(offset).is_some_and(|(w, o)| o >= w.offset && o < w.offset + w.bytes)
 }

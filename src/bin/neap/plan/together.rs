@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
-use neap::contract::{Figures, Window};
+use neap::contract::Figures;
 use neap::job::Graph;
 use neap::plan::overlap::{self, Overlapped};
 use neap::plan::together::{self, Job, Jobs, Memo, Together};
@@ -21,15 +21,14 @@ use crate::progress;
 use crate::settings::{self, Budget};
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    for (given, flag) in [
-        (flags.noise.is_some(), "--noise"),
-        (flags.accounting != Accounting::Physical, "--accounting paper"),
-        (flags.allocator.is_pytorch(), "--allocator pytorch"),
-    ] {
-        if given {
-            bail!("{flag}: is for a plan of one job; leave it out or plan each job by itself");
-        }
-    }
+    settings::none_given(
+        [
+            (flags.noise.is_some(), "--noise"),
+            (flags.accounting != Accounting::Physical, "--accounting paper"),
+            (flags.allocator.is_pytorch(), "--allocator pytorch"),
+        ],
+        "is for a plan of one job; leave it out or plan each job by itself",
+    )?;
     let mut graphs = settings::graphs(&flags.graphs)?;
     let sites = flags.device.resolve_all(&mut graphs)?;
     let Some(device) = sites.first().map(|s| s.device.clone()) else { bail!("no graph is given") };
@@ -162,8 +161,8 @@ impl Report {
             budget_bytes: plan.budget,
             jobs: together.parts.iter().zip(graphs).enumerate().map(job).collect(),
             overlap: overlapped.map(|o| OverlapReport {
-                window_bytes: o.window().map_or(Bytes::ZERO, |w: &Window| w.bytes),
-                window_offset_bytes: o.window().map_or(Bytes::ZERO, |w: &Window| w.offset),
+                window_bytes: plan.window().map_or(Bytes::ZERO, |w| w.bytes),
+                window_offset_bytes: plan.window().map_or(Bytes::ZERO, |w| w.offset),
                 fits_apart: o.apart.is_some(),
             }),
             unplanned_peak,

@@ -22,8 +22,8 @@ use super::requests::{Asking, Names, Reader, apart, end_at};
 use super::{Flags, latencies, median};
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
-use crate::settings::Outputs;
 use crate::settings::values::{instant, policy, seconds};
+use crate::settings::{self, Outputs};
 
 /// Several jobs at once.
 #[derive(clap::Args)]
@@ -66,25 +66,16 @@ impl Several {
     }
 }
 
-impl Flags {
-    /// Returns an error for flags that are for one job.
-    fn only_several(&self) -> anyhow::Result<()> {
-        for (given, flag) in [
-            (self.weights.is_some(), "--weights"),
-            (self.save.is_some(), "--save"),
-            (self.timeline.is_some(), "--timeline"),
-            (!self.graph.is_empty(), "--graph"),
-        ] {
-            if given {
-                bail!("{flag}: is for one job; leave it out, or run the job by itself");
-            }
-        }
-        Ok(())
-    }
-}
-
 pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Result<Answer> {
-    flags.only_several()?;
+    settings::none_given(
+        [
+            (flags.weights.is_some(), "--weights"),
+            (flags.save.is_some(), "--save"),
+            (flags.timeline.is_some(), "--timeline"),
+            (!flags.graph.is_empty(), "--graph"),
+        ],
+        "is for one job; leave it out, or run the job by itself",
+    )?;
     let files: Vec<&Path> = flags.subjects.iter().map(PathBuf::as_path).collect();
     let outputs = Outputs::new(&flags.device.inputs(&files), &flags.outputs())?;
     // From the first iteration on, it is the rate with which the link begins.

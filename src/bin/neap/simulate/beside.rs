@@ -72,7 +72,7 @@ pub fn main(
     };
     let jobs = (0..sides.len()).map(report).collect::<Result<Vec<_>, _>>()?;
     let busy = |direction| ratio(busy(&course.carried, direction).0, course.end.0);
-    let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
+    let window = plan.window();
     let in_turn = |job: &JobReport| job.alone_ns.0.saturating_mul(u64::from(iterations));
     let report = Report {
         peak_bytes: engine::peak(&memory),
