@@ -30,7 +30,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use seat::{Part, Seat, moving};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::budget::{self, PlanError, Planned, Request};
 use super::share::Share;
@@ -74,22 +74,31 @@ impl Default for Conditions<'_> {
 }
 
 /// The history of a job.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Story {
     /// Start and length of each iteration.
+    #[serde(skip)]
     pub iterations: Vec<(Nanos, Nanos)>,
     /// When it was admitted; `None` if it never was.
+    #[serde(rename = "admitted_ns")]
     pub admitted: Option<Nanos>,
     /// When it ended.
+    #[serde(rename = "end_ns")]
     pub ended: Option<Nanos>,
     /// The reason for its first wait.
     pub waited_for: Option<String>,
     /// Its sub-arenas, in order of time.
     pub arenas: Vec<Arena>,
     /// Number of late copies.
+    #[serde(rename = "late_copies")]
     pub late: u64,
     /// The largest part of all jobs' swaps that any plan let it make beside others.
+    #[serde(rename = "largest_swap_part", serialize_with = "text")]
     pub swap_part: Share,
+}
+
+fn text<S: Serializer>(share: &Share, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(share)
 }
 
 /// A sub-arena of a job.

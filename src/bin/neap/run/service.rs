@@ -17,6 +17,7 @@ use neap::run::service::{ServiceError, Tenant, Verdict};
 use neap::sim::share::policy::{NEAP, Policy};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::requests::{Asking, Names, Reader, apart, end_at};
 use super::{Flags, latencies, median};
@@ -138,7 +139,9 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         return Ok(Answer::No);
     }
     let report = report?;
-    let mut ending = Ending::reporting(&Report::of(policy.name, &report), as_json);
+    let jobs = report.jobs.iter().map(figures).collect();
+    let mut ending =
+        Ending::reporting(&Report { policy: policy.name, all: &report, jobs }, as_json);
     ending.file(flags.latencies_out.as_deref(), |path| {
         let ran = report.jobs.iter().filter_map(|j| Some((j.work.as_ref()?, &j.outcome)));
         let ran: Vec<_> = ran.map(|(work, o)| (&work.graph, &work.profile, o)).collect();
@@ -253,36 +256,20 @@ struct Report<'a> {
     policy: &'a str,
     #[serde(flatten)]
     all: &'a service::Report,
-    jobs: Vec<JobReport<'a>>,
+    jobs: Vec<Value>,
 }
 
-/// Figures of one job.
-#[derive(Serialize)]
-struct JobReport<'a> {
-    #[serde(flatten)]
-    job: &'a service::JobReport,
-    losses: &'a [f32],
-    checksum: &'a str,
-    iteration_ns: Nanos,
-    late_copies: u64,
-    /// How long it waited for a window that other jobs held.
-    window_waited_ns: Nanos,
-    notes: &'a [String],
-}
-
-impl<'a> Report<'a> {
-    fn of(policy: &'a str, all: &'a service::Report) -> Self {
-        let job = |job: &'a service::JobReport| JobReport {
-            job,
-            losses: &job.outcome.losses,
-            checksum: &job.outcome.checksum,
-            iteration_ns: median(&job.outcome.iteration_ns),
-            late_copies: job.outcome.late_copies,
-            window_waited_ns: job.outcome.window_ns,
-            notes: &job.outcome.notes,
-        };
-        Self { policy, all, jobs: all.jobs.iter().map(job).collect() }
-    }
+/// The record of a job and the results of its run, for `--json`.
+fn figures(job: &service::JobReport) -> Value {
+    let (mut all, ran) = (json!(job), &job.outcome);
+    all["losses"] = json!(ran.losses);
+    all["checksum"] = json!(ran.checksum);
+    all["iteration_ns"] = json!(median(&ran.iteration_ns));
+    all["late_copies"] = json!(ran.late_copies);
+    // How long it waited for a window that other jobs held.
+    all["window_waited_ns"] = json!(ran.window_ns);
+    all["notes"] = json!(ran.notes);
+    all
 }
 
 impl fmt::Display for Report<'_> {

@@ -10,7 +10,7 @@ use neap::contract::Latency;
 use neap::device::Profile;
 use neap::device::latency::Table as Latencies;
 use neap::job::Graph;
-use neap::plan::live::{Arena, Arrival, Conditions, Live, Outcome, Story};
+use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
 use neap::plan::together::{self, Job};
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::Table;
@@ -163,8 +163,8 @@ fn drawing(
 
 /// Figures of jobs that came and went.
 #[derive(Serialize)]
-struct Report {
-    device: String,
+struct Report<'a> {
+    device: &'a str,
     policy: &'static str,
     budget_bytes: Bytes,
     end_ns: Nanos,
@@ -175,46 +175,36 @@ struct Report {
     replans: u32,
     h2d_busy: f64,
     d2h_busy: f64,
-    jobs: Vec<JobReport>,
+    jobs: Vec<JobReport<'a>>,
 }
 
 /// Figures of one job.
 #[derive(Serialize)]
-struct JobReport {
-    name: String,
+struct JobReport<'a> {
+    name: &'a str,
     submit_ns: Nanos,
-    admitted_ns: Option<Nanos>,
-    end_ns: Option<Nanos>,
-    waited_for: Option<String>,
     iterations: usize,
     iteration_ns: Nanos,
-    arenas: Vec<Arena>,
-    late_copies: u64,
-    /// The largest part of all jobs' swaps that any plan let it make beside others.
-    largest_swap_part: String,
+    #[serde(flatten)]
+    story: &'a Story,
 }
 
-impl Report {
+impl<'a> Report<'a> {
     fn of(
-        arrivals: &[Arrival<'_>],
-        outcome: &Outcome,
-        device: &Profile,
+        arrivals: &'a [Arrival<'_>],
+        outcome: &'a Outcome,
+        device: &'a Profile,
         budget: Bytes,
         policy: &'static Policy,
     ) -> Self {
         let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
         let busy = |direction| ratio(busy(&outcome.carried, direction).0, end.0);
-        let job = |(arrival, job): (&Arrival<'_>, &Story)| JobReport {
-            name: arrival.job.graph.name.clone(),
+        let job = |(arrival, story): (&'a Arrival<'_>, &'a Story)| JobReport {
+            name: &arrival.job.graph.name,
             submit_ns: arrival.submitted,
-            admitted_ns: job.admitted,
-            end_ns: job.ended,
-            waited_for: job.waited_for.clone(),
-            iterations: job.iterations.len(),
-            iteration_ns: median(job.iterations.iter().map(|i| i.1)),
-            arenas: job.arenas.clone(),
-            late_copies: job.late,
-            largest_swap_part: job.swap_part.to_string(),
+            iterations: story.iterations.len(),
+            iteration_ns: median(story.iterations.iter().map(|i| i.1)),
+            story,
         };
         let mean = |of: fn(&Story) -> Option<Nanos>| {
             let since = |(a, j): (&Arrival<'_>, &Story)| of(j).map(|at| at - a.submitted);
@@ -223,7 +213,7 @@ impl Report {
             Nanos(sum.0 / (times.len() as u64).max(1))
         };
         Self {
-            device: device.name.clone(),
+            device: &device.name,
             policy: policy.name,
             budget_bytes: budget,
             end_ns: end,
@@ -237,30 +227,30 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::headed(
             "<job|came|let in|ended|iterations|each|sub-arena, largest|smallest|late copies",
         );
         for (index, job) in self.jobs.iter().enumerate() {
-            let sizes = job.arenas.iter().map(|a| a.arena_bytes);
+            let sizes = job.story.arenas.iter().map(|a| a.arena_bytes);
             let when =
                 |time: Option<Nanos>| time.map_or_else(|| "never".to_owned(), |t| t.to_string());
             table.row([
                 format!("{index} {}", job.name),
                 job.submit_ns.to_string(),
-                when(job.admitted_ns),
-                when(job.end_ns),
+                when(job.story.admitted),
+                when(job.story.ended),
                 job.iterations.to_string(),
                 job.iteration_ns.to_string(),
                 sizes.clone().max().unwrap_or_default().to_string(),
                 sizes.min().unwrap_or_default().to_string(),
-                job.late_copies.to_string(),
+                job.story.late.to_string(),
             ]);
         }
         writeln!(f, "{table}")?;
         for (index, job) in self.jobs.iter().enumerate() {
-            if let Some(why) = &job.waited_for {
+            if let Some(why) = &job.story.waited_for {
                 writeln!(f, "job {index} waited for {why}")?;
             }
         }
