@@ -484,14 +484,13 @@ impl<'a> Live<'a> {
     /// if it takes no memory away from the others, or if it runs next and preempts them: memory of
     /// a job that waits slows those that run.
     fn may_enter(&mut self, first: usize) -> Result<bool, LiveError> {
-        let preempts = match self.conditions.policy.style {
-            Style::One { preempts } => preempts,
-            Style::Rotating => false,
-            Style::All | Style::UntilBusy { .. } => return Ok(true),
-        };
+        let policy = self.conditions.policy;
+        if !policy.in_turn() {
+            return Ok(true);
+        }
         let own = self.rank(first, None);
         let next = self.members.iter().all(|m| own < self.rank(m.arrival, Some(m)));
-        if self.members.is_empty() || preempts && next {
+        if self.members.is_empty() || policy.style == Style::Best && next {
             return Ok(true);
         }
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain([first]).collect();

@@ -2,7 +2,7 @@
 //! [`crate::sim::share::policy`], asked whenever a job is between two iterations.
 
 use crate::compact::CompactSort;
-use crate::sim::share::policy::{Candidate, Policy};
+use crate::sim::share::policy::{Candidate, Policy, Style};
 
 /// An admitted job, as a policy sees it.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub struct Resident {
 
 /// Which of the residents, in the order of their launch, begin an iteration now.
 pub fn begin(policy: &Policy, residents: &[Resident]) -> Vec<usize> {
-    let able = |job: &usize| policy.to_the_end() || residents[*job].loaded;
+    let able = |job: &usize| policy.style == Style::One || residents[*job].loaded;
     let mut ranked: Vec<usize> = (0..residents.len()).filter(able).collect();
     ranked.compact_sort_by_key(|&job| (policy.place(&residents[job].candidate), job));
     let overdue = ranked.first().is_some_and(|&first| residents[first].candidate.overdue);

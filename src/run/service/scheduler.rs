@@ -198,9 +198,9 @@ impl Scheduler {
         let needs = tenant.needs;
         let fits = self.fits(&self.memory, job, &needs);
         Some(match self.policy.style {
-            Style::One { preempts: false } => "the jobs before it to end".to_owned(),
+            Style::One => "the jobs before it to end".to_owned(),
             _ if self.room_for.is_some() => "others to move together".to_owned(),
-            Style::UntilBusy { .. } if fits => {
+            Style::Fill | Style::UntilBusy if fits => {
                 "its turn: jobs with less work left keep the device busy".to_owned()
             }
             _ if fits => "its turn".to_owned(),
@@ -219,7 +219,7 @@ impl Scheduler {
         self.moving(&mut orders);
         let order = self.ranked(now);
         let wanted = match self.policy.style {
-            Style::UntilBusy { .. } => self.until_busy(&order, now, &mut orders),
+            Style::Fill | Style::UntilBusy => self.until_busy(&order, now, &mut orders),
             _ => self.in_order(&order, &mut orders),
         };
         self.adopt(&mut orders);
@@ -396,7 +396,7 @@ impl Scheduler {
     /// turn.
     fn in_order(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
         let turns = |of: &Self, job: &JobId| of.jobs.get(job).map_or(u64::MAX, |t| t.turns);
-        let seats = if self.policy.to_the_end() { 1 } else { order.len() };
+        let seats = if self.policy.style == Style::One { 1 } else { order.len() };
         let order = &order[..order.len().min(seats)];
         for job in order {
             if self.state(*job) != Some(State::Waiting) || self.bring_in(*job, orders) {

@@ -17,7 +17,7 @@ use super::memory::Need;
 use crate::units::{Bytes, saturated};
 
 /// The rules for lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// The paper's algorithm with its gaps closed. A lane keeps its size until it is empty, and
     /// persistent memory never moves.
@@ -29,6 +29,7 @@ pub enum Mode {
     AsReleased,
     /// neap's own rules. Lanes shrink, and persistent memory may move to the host if the policy
     /// says so.
+    #[default]
     Neap,
 }
 
@@ -72,7 +73,7 @@ pub enum Join {
 }
 
 /// The lanes of a device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Lanes {
     capacity: Bytes,
     /// The most bytes of one job.
@@ -96,19 +97,7 @@ impl Lanes {
     pub fn new(capacity: Bytes, mode: Mode, most: usize) -> Self {
         let reserved = if mode == Mode::AsReleased { RESERVED } else { 0 };
         let capacity = capacity.saturating_sub(Bytes(reserved));
-        Self {
-            capacity,
-            each: capacity,
-            context: Bytes::ZERO,
-            apart: false,
-            mode,
-            most: most.min(MOST),
-            persistent: Bytes::ZERO,
-            sizes: Bytes::ZERO,
-            lanes: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            next: 0,
-        }
+        Self { capacity, each: capacity, mode, most: most.min(MOST), ..Self::default() }
     }
 
     /// An empty device for at most `most` processes. Each has at most `each` bytes, its context

@@ -106,15 +106,14 @@ impl Settings {
     pub fn style(&self, style: Style) -> Style {
         match (self.mechanism, style) {
             (Mechanism::Lanes, style) => style,
-            (Mechanism::Checkpoint, Style::UntilBusy { preempts }) => Style::One { preempts },
-            (Mechanism::Checkpoint, Style::All) | (Mechanism::Exclusive, _) => {
-                Style::One { preempts: false }
-            }
+            (Mechanism::Exclusive, _) => Style::One,
+            (Mechanism::Checkpoint, Style::All | Style::Fill) => Style::One,
+            (Mechanism::Checkpoint, Style::UntilBusy) => Style::Best,
             (Mechanism::Checkpoint, style) => style,
-            (_, Style::One { .. }) => Style::One { preempts: false },
+            (_, Style::One | Style::Best) => Style::One,
             // The device itself switches between processes that run at once.
             (_, Style::Rotating | Style::All) => Style::All,
-            (_, Style::UntilBusy { .. }) => Style::UntilBusy { preempts: false },
+            (_, Style::Fill | Style::UntilBusy) => Style::Fill,
         }
     }
 
@@ -137,9 +136,9 @@ impl Settings {
                 // The released scripts run the policies that take turns in one lane.
                 let paper = self.mode == Mode::Paper;
                 let most = match style {
-                    Style::One { preempts: true } | Style::Rotating if paper => MOST,
-                    Style::One { .. } | Style::Rotating => 1,
-                    Style::All | Style::UntilBusy { .. } => MOST,
+                    Style::Best | Style::Rotating if paper => MOST,
+                    Style::One | Style::Best | Style::Rotating => 1,
+                    Style::All | Style::Fill | Style::UntilBusy => MOST,
                 };
                 Lanes::new(whole, self.mode, most)
             }

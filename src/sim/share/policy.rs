@@ -7,26 +7,25 @@ use super::contention::WHOLE;
 use crate::units::Nanos;
 
 /// How many jobs run at once, and which give way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// One job at a time.
-    One {
-        /// Whether a better job takes over at the next iteration boundary.
-        preempts: bool,
-    },
+    /// One job at a time, until it ends.
+    One,
+    /// One job at a time. A better job takes over at the next iteration boundary.
+    Best,
     /// As many jobs as fit, each in a lane of its own, until they end.
+    #[default]
     All,
     /// All jobs in turn, so that all have the same service.
     Rotating,
-    /// Jobs in order until the device is busy.
-    UntilBusy {
-        /// Whether a better job takes over at the next iteration boundary.
-        preempts: bool,
-    },
+    /// Jobs in order until the device is busy, each until it ends.
+    Fill,
+    /// Jobs in order until the device is busy. Better jobs take over at iteration boundaries.
+    UntilBusy,
 }
 
 /// A policy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Policy {
     /// Its name on the command line.
     pub name: &'static str,
@@ -47,7 +46,7 @@ pub struct Policy {
 const FIFO: Policy = Policy {
     name: "fifo",
     shortest: false,
-    style: Style::One { preempts: false },
+    style: Style::One,
     skips: false,
     moves: false,
     ages: false,
@@ -58,13 +57,7 @@ pub const ALL: &[Policy] = &[
     FIFO,
     // The job with the least work left runs alone, and gives way at an iteration boundary. An
     // admitted job keeps its persistent memory on the device.
-    Policy {
-        name: "srtf",
-        shortest: true,
-        style: Style::One { preempts: true },
-        skips: true,
-        ..FIFO
-    },
+    Policy { name: "srtf", shortest: true, style: Style::Best, skips: true, ..FIFO },
     PACK,
     // All jobs share equally from the moment they are admitted. (Salus's code compares the service
     // since each job's birth, so a newcomer keeps the device until it has caught up.)
@@ -79,7 +72,7 @@ pub const ALL: &[Policy] = &[
 pub const NEAP: Policy = Policy {
     name: "neap",
     shortest: true,
-    style: Style::UntilBusy { preempts: true },
+    style: Style::UntilBusy,
     skips: true,
     moves: true,
     ages: true,
@@ -118,7 +111,7 @@ impl Policy {
             Style::Rotating => (job.service.0, Nanos::ZERO),
             _ => (job.rank, job.submit),
         };
-        (self.to_the_end() && !job.begun, !job.overdue, rank, submit)
+        (self.style == Style::One && !job.begun, !job.overdue, rank, submit)
     }
 
     /// Whether a job goes first because it was submitted longer ago than `patience`.
@@ -130,13 +123,7 @@ impl Policy {
     /// Whether it runs one job at a time.
     #[must_use]
     pub const fn in_turn(&self) -> bool {
-        matches!(self.style, Style::One { .. } | Style::Rotating)
-    }
-
-    /// Whether it runs one job at a time, each to its end.
-    #[must_use]
-    pub const fn to_the_end(&self) -> bool {
-        matches!(self.style, Style::One { preempts: false })
+        matches!(self.style, Style::One | Style::Best | Style::Rotating)
     }
 
     /// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until

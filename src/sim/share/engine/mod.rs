@@ -109,10 +109,11 @@ impl Group {
     }
 }
 
+#[derive(Default)]
 struct Engine<'a> {
     jobs: &'a [Job],
-    policy: &'a Policy,
-    settings: &'a Settings,
+    policy: Policy,
+    settings: Settings,
     keep: Keep,
     style: Style,
     room: Lanes,
@@ -172,7 +173,7 @@ struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    fn new(jobs: &'a [Job], policy: &'a Policy, settings: &'a Settings, keep: Keep) -> Self {
+    fn new(jobs: &'a [Job], policy: &Policy, settings: &Settings, keep: Keep) -> Self {
         let style = settings.style(policy.style);
         let n = jobs.len();
         let result = JobResult { dilation: 1000, ..JobResult::default() };
@@ -180,44 +181,22 @@ impl<'a> Engine<'a> {
         let released = lanes && settings.mode == Mode::AsReleased;
         Self {
             jobs,
-            policy,
-            settings,
+            policy: *policy,
+            settings: *settings,
             keep,
             style,
             room: settings.room(style),
             layout: (lanes && !released).then(|| Layout::new(settings.capacity)),
-            touched: Vec::new(),
             needs: jobs.iter().map(|job| job.need).collect(),
-            grown: BTreeSet::new(),
             moves: policy.moves && lanes && settings.mode == Mode::Neap,
             released,
-            now: 0,
-            clocks: BTreeMap::new(),
-            stopped: Clock::default(),
             clock_of: vec![0; n],
-            serving: 0,
-            iterations: 0,
             state: vec![State::Away; n],
             remaining: jobs.iter().map(|j| j.work.0).collect(),
             base: vec![0; n],
             on_host: vec![false; n],
-            waiting: BTreeSet::new(),
-            idle: BTreeSet::new(),
-            services: BTreeSet::new(),
-            there: BTreeSet::new(),
-            timers: BinaryHeap::new(),
-            next: 0,
-            last: None,
-            sharers: Group::default(),
-            seated: turns::Seated::Empty,
-            turn: Need::default(),
-            freed: false,
-            came: Vec::new(),
-            slow: 0,
-            slow_at: BTreeMap::new(),
-            served: Group::default(),
-            turning: None,
             outcome: Outcome { jobs: vec![result; n], ..Outcome::default() },
+            ..Self::default()
         }
     }
 
@@ -406,7 +385,7 @@ impl<'a> Engine<'a> {
         self.outcome.jobs[index].switches += 1;
         self.outcome.switches += 1;
         if self.settings.mechanism == Mechanism::Lanes {
-            if let Style::UntilBusy { .. } = self.style {
+            if matches!(self.style, Style::Fill | Style::UntilBusy) {
                 self.park(job);
             }
             self.rest(job);

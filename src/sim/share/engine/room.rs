@@ -134,7 +134,7 @@ impl Engine<'_> {
                 self.touch(job);
                 return true;
             }
-            if !matches!(self.style, Style::UntilBusy { .. }) {
+            if !matches!(self.style, Style::Fill | Style::UntilBusy) {
                 return false;
             }
             let Some(victim) = self.victim(|_| true) else { return false };

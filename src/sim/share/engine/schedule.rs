@@ -23,9 +23,10 @@ impl Engine<'_> {
             Style::Rotating => {
                 self.admit(Join::Share, |engine, job| engine.start(job, Bytes::ZERO))
             }
-            Style::One { preempts } => self.one(preempts),
-            Style::UntilBusy { preempts: false } => self.fill(),
-            Style::UntilBusy { preempts: true } => self.until_busy(),
+            Style::Best if self.settings.mechanism == Mechanism::Lanes => self.one_in_each_lane(),
+            Style::One | Style::Best => self.one(),
+            Style::Fill => self.fill(),
+            Style::UntilBusy => self.until_busy(),
         }
         self.freed = false;
         self.came.clear();
@@ -51,16 +52,14 @@ impl Engine<'_> {
         asked == LOOK && came > 0
     }
 
-    /// The oldest job, and from when on it is overdue.
-    fn oldest(&self) -> Option<(u32, u64)> {
-        let &oldest = self.there.first()?;
-        let submit = self.jobs[oldest as usize].submit.0;
-        Some((oldest, submit.saturating_add(self.settings.patience.0)))
+    /// When a job becomes overdue.
+    fn patient_until(&self, job: u32) -> u64 {
+        self.jobs[job as usize].submit.0.saturating_add(self.settings.patience.0)
     }
 
-    /// The oldest job, if it was submitted longer ago than the patience.
+    /// The oldest job, if it is overdue.
     fn overdue(&self) -> Option<u32> {
-        self.oldest().filter(|oldest| oldest.1 <= self.now).map(|oldest| oldest.0)
+        self.there.first().copied().filter(|&oldest| self.patient_until(oldest) <= self.now)
     }
 
     /// The same, if it waits.
@@ -70,7 +69,7 @@ impl Engine<'_> {
 
     /// When the oldest job becomes overdue, if the policy cares.
     pub(super) fn falls_overdue(&self) -> u64 {
-        let falls = self.oldest().map(|oldest| oldest.1);
+        let falls = self.there.first().map(|&oldest| self.patient_until(oldest));
         falls.filter(|at| *at > self.now && self.policy.ages).unwrap_or(NEVER)
     }
 
@@ -140,10 +139,8 @@ impl Engine<'_> {
         }
     }
 
-    fn one(&mut self, preempts: bool) {
-        if preempts && self.settings.mechanism == Mechanism::Lanes {
-            return self.one_in_each_lane();
-        }
+    /// One job at a time on the device.
+    fn one(&mut self) {
         loop {
             let aged = self.waits_overdue().filter(|_| self.policy.ages);
             let aged = aged.map(|job| self.line_key(job));
@@ -151,7 +148,8 @@ impl Engine<'_> {
             let runner = self.runs().next();
             if let Some(runner) = runner {
                 let older = self.policy.ages && self.overdue() == Some(runner);
-                if !preempts || older || (aged.is_none() && best >= self.key(runner)) {
+                let better = aged.is_some() || best < self.key(runner);
+                if self.style == Style::One || older || !better {
                     return;
                 }
                 self.drain(runner);

@@ -13,9 +13,10 @@ use super::super::policy::Style;
 use super::Engine;
 
 /// Which of the jobs that take turns have their memory on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Seated {
     /// None of them.
+    #[default]
     Empty,
     /// All of them.
     All,
