@@ -6,13 +6,13 @@
 //! are then planned again together, and also when measured latencies drift ([`feedback`]). A job
 //! computes the same numbers as when it runs alone, because other jobs affect only its timing.
 
-pub mod feedback;
-pub mod memory;
+mod feedback;
+mod memory;
 mod planning;
-pub mod record;
-pub mod scheduler;
-pub mod split;
-pub mod worker;
+mod record;
+mod scheduler;
+mod split;
+mod worker;
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ use crate::sim::share::policy::{Candidate, Policy, Style};
 use crate::units::{Bytes, Nanos, saturated};
 
 /// A job's needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Bytes kept between iterations.
     pub persistent: Bytes,
@@ -30,8 +30,6 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Persistent and ephemeral bytes.
-    #[must_use]
     pub const fn bytes(&self) -> Need {
         (self.persistent, self.ephemeral)
     }
@@ -40,11 +38,10 @@ impl Needs {
 /// A job that is being submitted.
 #[derive(Clone, Copy, Debug)]
 pub struct Coming {
-    /// What it needs.
     pub needs: Needs,
     /// The share of the device that it keeps busy, per mille.
     pub utilisation: u32,
-    /// Number of iterations, at least 1.
+    /// At least 1.
     pub iterations: u32,
     /// Expected time of an iteration.
     pub iteration: Nanos,
@@ -63,10 +60,10 @@ pub enum Order {
     Stop(JobId),
 }
 
-/// The state of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// Not on the device.
+    #[default]
     Waiting,
     /// On the device, between iterations.
     Idle,
@@ -78,7 +75,7 @@ enum State {
     Out,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Tenant {
     needs: Needs,
     /// Its needs under its next plan, until it uses that plan.
@@ -97,7 +94,7 @@ struct Tenant {
     turns: u64,
 }
 
-/// The scheduler's state.
+/// The jobs of a device and their memory.
 pub struct Scheduler {
     policy: &'static Policy,
     patience: Nanos,
@@ -111,14 +108,11 @@ pub struct Scheduler {
 impl Scheduler {
     /// An empty device. `patience` after its submission a job is overdue; `turn` is the shortest
     /// service after which memory is moved for a turn.
-    #[must_use]
     pub fn new(policy: &'static Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
         let memory = Memory::new(arena, if policy.in_turn() { 1 } else { MOST });
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
 
-    /// The device's memory.
-    #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -130,16 +124,12 @@ impl Scheduler {
         }
         let tenant = Tenant {
             needs: coming.needs,
-            next: None,
             utilisation: coming.utilisation,
             submit: now,
-            state: State::Waiting,
-            begun: false,
-            stopping: false,
             left: coming.iterations.max(1),
             expected: coming.iteration,
-            measured: None,
             turns: self.jobs.values().map(|t| t.turns).min().unwrap_or(0),
+            ..Tenant::default()
         };
         self.jobs.insert(job, tenant);
         true
@@ -178,7 +168,6 @@ impl Scheduler {
         }
     }
 
-    /// A job has ended.
     pub fn ended(&mut self, job: JobId) {
         self.jobs.remove(&job);
         self.memory.leave(job);
@@ -192,7 +181,6 @@ impl Scheduler {
     }
 
     /// The reason why a job that is not admitted waits.
-    #[must_use]
     pub fn waits_for(&self, job: JobId) -> Option<String> {
         let tenant = self.jobs.get(&job).filter(|t| t.state == State::Waiting)?;
         let needs = tenant.needs;

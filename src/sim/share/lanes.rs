@@ -309,12 +309,11 @@ impl Lanes {
         let (persistent, free) = ((persistent + self.context).max(held), self.free());
         let more = persistent - held;
         let Some((id, had)) = lane else {
-            if more > free {
-                return false;
+            if more <= free {
+                self.persistent += more;
+                self.jobs.insert(job, (persistent, None));
             }
-            self.persistent += more;
-            self.jobs.insert(job, (persistent, None));
-            return true;
+            return more <= free;
         };
         let Some(entry) = self.lanes.get_mut(&id) else { return false };
         let ephemeral = ephemeral.max(had);

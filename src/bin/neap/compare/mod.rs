@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use indicatif::ProgressBar;
 use neap::contract::check::check;
 use neap::contract::{Event, JobPlan, Plan};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::parallel::in_parallel;
+use neap::plan::together::Memo;
 use neap::plan::{Method, PlanError};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::units::{Bytes, Nanos};
@@ -143,23 +143,22 @@ impl Flags {
 }
 
 /// The job or jobs on one device.
-trait Case {
+trait Case: Sync {
     /// Figures of the jobs that do not depend on the budget.
-    type Base: Serialize;
+    type Base: Serialize + Send;
     /// Figures of a plan.
-    type Figures: Serialize;
+    type Figures: Serialize + Send;
 
     fn device(&self) -> &Profile;
     /// The unplanned peak, of which a budget may be a share.
     fn peak(&self) -> Bytes;
-    /// A row for each planner at each budget, sorted by budget.
-    fn rows(
+    /// The row of a planner (for each job) at a budget; `memo` has the planner's plans so far.
+    fn row(
         &self,
-        flags: &Flags,
-        budgets: &[(Budget, Option<Bytes>)],
-        methods: &[Vec<Method>],
-        bar: &ProgressBar,
-    ) -> anyhow::Result<Vec<Row<Self::Base, Self::Figures>>>;
+        methods: &[Method],
+        budget: (Budget, Option<Bytes>),
+        memo: &Memo,
+    ) -> anyhow::Result<Row<Self::Base, Self::Figures>>;
     fn panel(&self, rows: &[Row<Self::Base, Self::Figures>], methods: &[Vec<Method>]) -> Panel;
 }
 
@@ -284,7 +283,18 @@ fn compare<C: Case>(
     let bar = progress::steps((all * methods.len()) as u64, "plans made");
     let mut done = Compared { rows: Vec::new(), panels: Vec::new(), all_met: true };
     for (case, budgets) in cases.iter().zip(budgets) {
-        let mut rows = case.rows(flags, &budgets, methods, &bar)?;
+        // Budgets share what a planner plans for other budgets, unless its time is measured.
+        let memos: Vec<Memo> = methods.iter().map(|_| Memo::on_all_cores()).collect();
+        let mut rows = each(flags, budgets.len() * methods.len(), |index| {
+            let (at, of) = (index / methods.len(), index % methods.len());
+            bar.set_message(format!("{} on {}", methods[of][0].name(), case.device().name));
+            let row = match flags.timing {
+                true => case.row(&methods[of], budgets[at], &Memo::on_all_cores()),
+                false => case.row(&methods[of], budgets[at], &memos[of]),
+            };
+            bar.inc(1);
+            row
+        })?;
         done.all_met &= rows.chunks(methods.len()).all(|of| of.iter().any(|r| r.fits));
         if flags.plot.is_some() {
             done.panels.push(case.panel(&rows, methods));

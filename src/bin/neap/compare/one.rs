@@ -3,13 +3,13 @@
 use std::fmt;
 use std::time::Instant;
 
-use indicatif::ProgressBar;
 use neap::contract::Latency;
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::arrange::{self, Arranged};
 use neap::plan::bound::Bounds;
+use neap::plan::together::Memo;
 use neap::plan::{Method, Planned, Request};
 use neap::report::frontier::Panel;
 use neap::report::table::{Side, Table};
@@ -17,7 +17,7 @@ use neap::sim::accounting::{Extra, paper};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Case, Flags, Row, compare, curve, each, judge, prove, recomputed, shares, write};
+use super::{Case, Flags, Row, compare, curve, judge, prove, recomputed, shares, write};
 use crate::accounting::{Accounting, ExtraReport, PaperReport, Shares, ratio};
 use crate::output::{Answer, Ending};
 use crate::settings::{self, Budget, JobArg};
@@ -101,45 +101,6 @@ struct Figures {
 }
 
 impl Site<'_> {
-    fn row(
-        &self,
-        (asked, budget): (Budget, Option<Bytes>),
-        bound: Option<Nanos>,
-        method: &Method,
-    ) -> anyhow::Result<Row<Base, Figures>> {
-        let name = method.name();
-        let peak = self.liveness.peak;
-        let request = Request {
-            file: ("job.graph.json".to_owned(), neap::job::json::sha256(self.graph)),
-            method: method.clone(),
-            ..Request::new(
-                self.graph,
-                self.device,
-                self.latencies,
-                budget.unwrap_or_else(|| {
-                    self.device.available().min(Bytes(peak.0.saturating_mul(2)))
-                }),
-            )
-        };
-        let started = Instant::now();
-        let planned = if budget.is_some() {
-            arrange::make_for(&request, None)
-        } else {
-            arrange::minimum_for(&request, None)
-        };
-        let took = started.elapsed();
-        let (plan, reached) = judge(planned, |Arranged { planned, graph }| {
-            let graph = graph.as_ref().unwrap_or(self.graph);
-            prove(name, &planned.plan, std::slice::from_ref(graph))?;
-            Ok((self.figures(graph, &planned)?, planned.plan.budget))
-        })?;
-        let base = Base {
-            unplanned_iteration_ns: self.unplanned,
-            bound_ns: if budget.is_some() { bound } else { self.bounds.iteration(reached) },
-        };
-        Ok(Row::of(self, name, (asked, reached), plan, took, base))
-    }
-
     fn figures(&self, graph: &Graph, planned: &Planned) -> anyhow::Result<Figures> {
         let of = &planned.plan.figures;
         let link = &self.device.link;
@@ -182,22 +143,41 @@ impl Case for Site<'_> {
         self.liveness.peak
     }
 
-    fn rows(
+    fn row(
         &self,
-        flags: &Flags,
-        budgets: &[(Budget, Option<Bytes>)],
-        methods: &[Vec<Method>],
-        bar: &ProgressBar,
-    ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
-        let bounds: Vec<Option<Nanos>> =
-            budgets.iter().map(|b| b.1.and_then(|b| self.bounds.iteration(b))).collect();
-        each(flags, budgets.len() * methods.len(), |index| {
-            let (at, method) = (index / methods.len(), &methods[index % methods.len()][0]);
-            bar.set_message(format!("{} on {}", method.name(), self.device.name));
-            let row = self.row(budgets[at], bounds[at], method);
-            bar.inc(1);
-            row
-        })
+        methods: &[Method],
+        (asked, budget): (Budget, Option<Bytes>),
+        _: &Memo,
+    ) -> anyhow::Result<Row<Base, Figures>> {
+        let (method, name) = (&methods[0], methods[0].name());
+        let peak = self.liveness.peak;
+        let request = Request {
+            file: ("job.graph.json".to_owned(), neap::job::json::sha256(self.graph)),
+            method: method.clone(),
+            ..Request::new(
+                self.graph,
+                self.device,
+                self.latencies,
+                budget.unwrap_or_else(|| {
+                    self.device.available().min(Bytes(peak.0.saturating_mul(2)))
+                }),
+            )
+        };
+        let started = Instant::now();
+        let planned = if budget.is_some() {
+            arrange::make_for(&request, None)
+        } else {
+            arrange::minimum_for(&request, None)
+        };
+        let took = started.elapsed();
+        let (plan, reached) = judge(planned, |Arranged { planned, graph }| {
+            let graph = graph.as_ref().unwrap_or(self.graph);
+            prove(name, &planned.plan, std::slice::from_ref(graph))?;
+            Ok((self.figures(graph, &planned)?, planned.plan.budget))
+        })?;
+        let bound_ns = self.bounds.iteration(budget.unwrap_or(reached));
+        let base = Base { unplanned_iteration_ns: self.unplanned, bound_ns };
+        Ok(Row::of(self, name, (asked, reached), plan, took, base))
     }
 
     fn panel(&self, rows: &[Row<Base, Figures>], methods: &[Vec<Method>]) -> Panel {

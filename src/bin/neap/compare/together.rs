@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
-use indicatif::ProgressBar;
 use neap::contract::Latency;
 use neap::device::Profile;
 use neap::job::Graph;
@@ -23,7 +22,7 @@ use neap::sim::rounds;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Case, Flags, Row, compare, curve, each, judge, prove, recomputed, shares, write};
+use super::{Case, Flags, Row, compare, curve, judge, prove, recomputed, shares, write};
 use crate::accounting::{Accounting, Shares, ratio};
 use crate::output::{Answer, Ending};
 use crate::settings::{self, Budget, JobArg, Site};
@@ -115,29 +114,6 @@ impl<'a> Scene<'a> {
         Jobs { jobs: jobs.collect(), device, budget, recorded_options: BTreeMap::new() }
     }
 
-    fn row(
-        &self,
-        methods: &[Method],
-        (asked, budget): (Budget, Option<Bytes>),
-        memo: &Memo,
-    ) -> anyhow::Result<Row<Base, Figures>> {
-        let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
-        let name = methods[0].name();
-        let started = Instant::now();
-        let made = if budget.is_some() {
-            together::make(&jobs, memo)
-        } else {
-            together::minimum(&jobs, memo)
-        };
-        let took = started.elapsed();
-        let (plan, reached) = judge(made, |together| {
-            prove(name, &together.plan, self.graphs)?;
-            Ok((self.figures(&together, &jobs)?, together.plan.budget))
-        })?;
-        let base = Base { unplanned_round_ns: self.unplanned };
-        Ok(Row::of(self, name, (asked, reached), plan, took, base))
-    }
-
     fn figures(&self, together: &Together, jobs: &Jobs<'_>) -> anyhow::Result<Figures> {
         let of = &together.plan.figures;
         let programs: Vec<&Program> = together.parts.iter().map(|part| &part.program).collect();
@@ -185,35 +161,27 @@ impl Case for Scene<'_> {
         self.peak
     }
 
-    fn rows(
+    fn row(
         &self,
-        flags: &Flags,
-        budgets: &[(Budget, Option<Bytes>)],
-        methods: &[Vec<Method>],
-        bar: &ProgressBar,
-    ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
-        let column = |method: usize| {
-            // Budgets share what a planner plans for higher budgets, unless its time is measured.
-            let mut memo = Memo::on_all_cores();
-            let mut next = |&budget: &(Budget, Option<Bytes>)| {
-                if flags.timing {
-                    memo = Memo::on_all_cores();
-                }
-                let methods = &methods[method];
-                bar.set_message(format!("{} on {}", methods[0].name(), self.device().name));
-                let row = self.row(methods, budget, &memo);
-                bar.inc(1);
-                row
-            };
-            budgets.iter().map(&mut next).collect::<anyhow::Result<Vec<_>>>()
+        methods: &[Method],
+        (asked, budget): (Budget, Option<Bytes>),
+        memo: &Memo,
+    ) -> anyhow::Result<Row<Base, Figures>> {
+        let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
+        let name = methods[0].name();
+        let started = Instant::now();
+        let made = if budget.is_some() {
+            together::make(&jobs, memo)
+        } else {
+            together::minimum(&jobs, memo)
         };
-        let columns = each(flags, methods.len(), column)?;
-        let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
-        let mut rows = Vec::new();
-        for _ in budgets {
-            rows.extend(columns.iter_mut().filter_map(Iterator::next));
-        }
-        Ok(rows)
+        let took = started.elapsed();
+        let (plan, reached) = judge(made, |together| {
+            prove(name, &together.plan, self.graphs)?;
+            Ok((self.figures(&together, &jobs)?, together.plan.budget))
+        })?;
+        let base = Base { unplanned_round_ns: self.unplanned };
+        Ok(Row::of(self, name, (asked, reached), plan, took, base))
     }
 
     fn panel(&self, rows: &[Row<Base, Figures>], methods: &[Vec<Method>]) -> Panel {
