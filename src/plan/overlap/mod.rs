@@ -102,16 +102,12 @@ pub fn minimum(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
 }
 
 fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>, lowest: u64) -> PlanError {
-    let nothing = Infeasible {
-        budget: jobs.budget,
-        floor: Bytes::ZERO,
-        lowest: Bytes(lowest),
-        blocked: String::new(),
-    };
-    let mut no = refused.unwrap_or_else(|| Box::new(nothing));
+    let lowest = Bytes(lowest);
+    let nothing = || Infeasible { budget: jobs.budget, lowest, ..Infeasible::default() };
+    let mut no = refused.unwrap_or_else(|| Box::new(nothing()));
     // Bytes are shared, so needs no longer add up. But each job still needs its own floor.
     no.floor = jobs.jobs.iter().map(|job| Liveness::of(job.graph).floor).max().unwrap_or_default();
-    no.lowest = no.lowest.min(Bytes(lowest)).max(jobs.budget + Bytes(1));
+    no.lowest = no.lowest.min(lowest).max(jobs.budget + Bytes(1));
     no.blocked += "; nor does a window to share make up for it";
     PlanError::Infeasible(no)
 }
