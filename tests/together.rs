@@ -494,7 +494,7 @@ fn many_times_as_many_jobs_need_few_more_plans() {
 
 /// Under policies of one job at a time no two iterations overlap.
 fn one_at_a_time(seed: u64, policy: &Policy, outcome: &Outcome) {
-    if !policy.in_turn() {
+    if !policy.style.in_turn() {
         return;
     }
     let mut iterations: Vec<(Nanos, Nanos)> =

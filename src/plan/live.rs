@@ -425,7 +425,7 @@ impl<'a> Live<'a> {
             self.seat(&indices, all)?;
             return Ok(None);
         }
-        let one = self.conditions.policy.in_turn();
+        let one = self.conditions.policy.style.in_turn();
         let job = |&index: &usize| {
             let job = self.arrivals[index].job.clone();
             // Where one job runs at a time, none is beside others.
@@ -485,7 +485,7 @@ impl<'a> Live<'a> {
     /// a job that waits slows those that run.
     fn may_enter(&mut self, first: usize) -> Result<bool, LiveError> {
         let policy = self.conditions.policy;
-        if !policy.in_turn() {
+        if !policy.style.in_turn() {
             return Ok(true);
         }
         let own = self.rank(first, None);

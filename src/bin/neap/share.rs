@@ -1,6 +1,5 @@
 //! `neap share`: a trace of jobs on one device, under policies and mechanisms.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -18,7 +17,6 @@ use neap::sim::share::memory::Memory;
 use neap::sim::share::policy::{self, Policy};
 use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
 use neap::units::{Bytes, Nanos, saturated};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::output::{self, Answer, Ending, note};
@@ -152,13 +150,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let never = |j: &JobResult| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew);
         run.outcome.jobs.iter().any(never) || run.outcome.harm.is_some()
     };
-    let report = Report {
-        jobs: jobs.len(),
-        capacity_bytes: capacity,
-        policies: runs.iter().map(|run| figures(run, jobs, explained)).collect(),
-        text: text(&runs, jobs, explained),
-    };
-    let mut ending = Ending::reporting(&report, as_json);
+    let policies: Value = runs.iter().map(|run| figures(run, jobs, explained)).collect();
+    let all = json!({ "jobs": jobs.len(), "capacity_bytes": capacity, "policies": policies });
+    let mut ending = Ending::printing(&(all, text(&runs, jobs, explained)), as_json);
     ending.file(flags.csv.as_deref(), |path| rows(path, &runs, jobs));
     ending.file(flags.plot.as_deref(), |path| draw(path, &plots, &runs, jobs));
     ending.with(Answer::yes_if(!runs.iter().any(never)))
@@ -311,22 +305,6 @@ fn worst(all: &[Latency]) -> Option<(Nanos, Nanos)> {
 /// The number of devices that hold all inference jobs at once.
 fn devices(run: &Run, jobs: &[Job]) -> Option<usize> {
     run.settings.devices(jobs.iter().filter(|j| j.rate.is_some()))
-}
-
-/// The results of a trace of jobs.
-#[derive(Serialize)]
-struct Report {
-    jobs: usize,
-    capacity_bytes: Bytes,
-    policies: Vec<Value>,
-    #[serde(skip)]
-    text: String,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
 }
 
 /// The result under one policy and one mechanism, for `--json`.

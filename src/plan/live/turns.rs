@@ -28,7 +28,7 @@ pub fn begin(policy: &Policy, residents: &[Resident]) -> Vec<usize> {
     let utilised = ranked.into_iter().map(|job| (job, residents[job].utilisation));
     let mut chosen = policy.choose(utilised, residents.len(), overdue, |_| true);
     // A policy of one job at a time waits for the running one.
-    let busy = policy.in_turn() && residents.iter().any(|resident| resident.running);
+    let busy = policy.style.in_turn() && residents.iter().any(|resident| resident.running);
     chosen.retain(|&job| !busy && residents[job].ready && !residents[job].running);
     chosen.sort_unstable();
     chosen

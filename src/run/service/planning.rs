@@ -208,7 +208,7 @@ impl Service<'_, '_> {
             return;
         }
         let device = Profile { link: self.feedback.planning(), ..self.options.device.clone() };
-        let in_turn = self.options.policy.in_turn();
+        let in_turn = self.options.policy.style.in_turn();
         let seats: Vec<_> = jobs.iter().map(|&id| (id, &*self.seats[id].work)).collect();
         let mut latencies = self.feedback.latencies(&seats, &device, in_turn);
         let kind = |&id: &usize| (&*self.seats[id].sha256, self.feedback.ran(id));

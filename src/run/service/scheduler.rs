@@ -109,7 +109,7 @@ impl Scheduler {
     /// An empty device. `patience` after its submission a job is overdue; `turn` is the shortest
     /// service after which memory is moved for a turn.
     pub fn new(policy: &'static Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
-        let memory = Memory::new(arena, if policy.in_turn() { 1 } else { MOST });
+        let memory = Memory::new(arena, if policy.style.in_turn() { 1 } else { MOST });
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
 
@@ -269,7 +269,7 @@ impl Scheduler {
     /// Jobs that may run at the same time share a lane only if they were planned to. Other jobs
     /// share one.
     fn join(&self, needs: &Needs) -> Join {
-        if needs.shares || self.policy.in_turn() { Join::Share } else { Join::Own }
+        if needs.shares || self.policy.style.in_turn() { Join::Share } else { Join::Own }
     }
 
     fn admit(&mut self, job: JobId, out: &BTreeSet<JobId>) -> Entry {
@@ -456,7 +456,7 @@ impl Scheduler {
     }
 
     fn go(&mut self, wanted: &[JobId], orders: &mut Vec<Order>) {
-        let one = self.policy.in_turn();
+        let one = self.policy.style.in_turn();
         let spots = self.memory.spots();
         // The lanes in use, and whether they are passed on within iterations.
         let running = self.jobs.iter().filter(|(_, t)| t.state == State::Running);

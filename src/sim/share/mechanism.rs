@@ -107,13 +107,13 @@ impl Settings {
         match (self.mechanism, style) {
             (Mechanism::Lanes, style) => style,
             (Mechanism::Exclusive, _) => Style::One,
-            (Mechanism::Checkpoint, Style::All | Style::Fill) => Style::One,
+            (Mechanism::Checkpoint, style) if style.in_turn() => style,
             (Mechanism::Checkpoint, Style::UntilBusy) => Style::Best,
-            (Mechanism::Checkpoint, style) => style,
+            (Mechanism::Checkpoint, _) => Style::One,
             (_, Style::One | Style::Best) => Style::One,
-            // The device itself switches between processes that run at once.
-            (_, Style::Rotating | Style::All) => Style::All,
             (_, Style::Fill | Style::UntilBusy) => Style::Fill,
+            // The device itself switches between processes that run at once.
+            _ => Style::All,
         }
     }
 
@@ -137,8 +137,8 @@ impl Settings {
                 let paper = self.mode == Mode::Paper;
                 let most = match style {
                     Style::Best | Style::Rotating if paper => MOST,
-                    Style::One | Style::Best | Style::Rotating => 1,
-                    Style::All | Style::Fill | Style::UntilBusy => MOST,
+                    style if style.in_turn() => 1,
+                    _ => MOST,
                 };
                 Lanes::new(whole, self.mode, most)
             }

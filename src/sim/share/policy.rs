@@ -24,6 +24,14 @@ pub enum Style {
     UntilBusy,
 }
 
+impl Style {
+    /// Whether one job runs at a time.
+    #[must_use]
+    pub const fn in_turn(self) -> bool {
+        matches!(self, Self::One | Self::Best | Self::Rotating)
+    }
+}
+
 /// A policy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Policy {
@@ -120,12 +128,6 @@ impl Policy {
         self.ages && submit.0.saturating_add(patience.0) <= now.0
     }
 
-    /// Whether it runs one job at a time.
-    #[must_use]
-    pub const fn in_turn(&self) -> bool {
-        matches!(self.style, Style::One | Style::Best | Style::Rotating)
-    }
-
     /// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until
     /// the policy's limit or `most`. `fits` is called once for each job, in order, and must count
     /// the jobs that it accepted. An `overdue` first job is joined only by jobs that fit in the
@@ -137,7 +139,7 @@ impl Policy {
         overdue: bool,
         mut fits: impl FnMut(T) -> bool,
     ) -> Vec<T> {
-        let most = if self.in_turn() { 1 } else { most };
+        let most = if self.style.in_turn() { 1 } else { most };
         let whole = if self.style == Style::All { u32::MAX } else { WHOLE };
         let (mut chosen, mut busy) = (Vec::new(), 0u32);
         for (job, utilisation) in ranked {
