@@ -1,7 +1,6 @@
 //! `neap run` of several jobs: passes flags, files and requests to a service, and reports.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -16,7 +15,6 @@ use neap::run::service::{self, Mailbox, Notice, Options, Planning, Request};
 use neap::run::service::{ServiceError, Tenant, Verdict};
 use neap::sim::share::policy::{NEAP, Policy};
 use neap::units::{Bytes, Nanos};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::requests::{Asking, Names, Reader, apart, end_at};
@@ -139,9 +137,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         return Ok(Answer::No);
     }
     let report = report?;
-    let jobs = report.jobs.iter().map(figures).collect();
-    let mut ending =
-        Ending::reporting(&Report { policy: policy.name, all: &report, jobs }, as_json);
+    let mut ending = Ending::printing(&printed(policy.name, &report), as_json);
     ending.file(flags.latencies_out.as_deref(), |path| {
         let ran = report.jobs.iter().filter_map(|j| Some((j.work.as_ref()?, &j.outcome)));
         let ran: Vec<_> = ran.map(|(work, o)| (&work.graph, &work.profile, o)).collect();
@@ -250,56 +246,43 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
     }
 }
 
-/// Figures of a run of several jobs.
-#[derive(Serialize)]
-struct Report<'a> {
-    policy: &'a str,
-    #[serde(flatten)]
-    all: &'a service::Report,
-    jobs: Vec<Value>,
-}
-
-/// The record of a job and the results of its run, for `--json`.
-fn figures(job: &service::JobReport) -> Value {
-    let (mut all, ran) = (json!(job), &job.outcome);
-    all["losses"] = json!(ran.losses);
-    all["checksum"] = json!(ran.checksum);
-    all["iteration_ns"] = json!(median(&ran.iteration_ns));
-    all["late_copies"] = json!(ran.late_copies);
-    // How long it waited for a window that other jobs held.
-    all["window_waited_ns"] = json!(ran.window_ns);
-    all["notes"] = json!(ran.notes);
-    all
-}
-
-impl fmt::Display for Report<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table =
-            Table::headed("<job|<ended|iterations|waited|service|completion|memory|loss|<checksum");
-        for job in &self.all.jobs {
-            let outcome = &job.outcome;
-            let waited = job.started_ns.map(|at| at.saturating_sub(job.submitted_ns).to_string());
-            table.row([
-                job.name.clone(),
-                job.verdict.word().to_owned(),
-                job.iterations.to_string(),
-                waited.unwrap_or_else(|| "-".to_owned()),
-                job.service_ns.to_string(),
-                job.ended_ns.saturating_sub(job.submitted_ns).to_string(),
-                format!("{} + {}", job.persistent_bytes, job.ephemeral_bytes),
-                outcome.losses.last().map_or_else(|| "-".to_owned(), ToString::to_string),
-                outcome.checksum.chars().take(16).collect(),
-            ]);
-        }
-        writeln!(
-            f,
-            "{table}\n{}: all of it took {}; at most {} ({} bytes) promised at once of an arena of \
-             {}",
-            self.policy,
-            self.all.makespan_ns,
-            self.all.reserved_peak_bytes,
-            self.all.reserved_peak_bytes.0,
-            self.all.arena_bytes
-        )
+/// What is printed: figures of a run of several jobs, and text.
+fn printed(policy: &str, all: &service::Report) -> (Value, String) {
+    let mut table =
+        Table::headed("<job|<ended|iterations|waited|service|completion|memory|loss|<checksum");
+    let (mut jobs, none) = (Vec::with_capacity(all.jobs.len()), || "-".to_owned());
+    for job in &all.jobs {
+        let ran = &job.outcome;
+        let waited = job.started_ns.map(|at| at.saturating_sub(job.submitted_ns).to_string());
+        table.row([
+            job.name.clone(),
+            job.verdict.word().to_owned(),
+            job.iterations.to_string(),
+            waited.unwrap_or_else(none),
+            job.service_ns.to_string(),
+            job.ended_ns.saturating_sub(job.submitted_ns).to_string(),
+            format!("{} + {}", job.persistent_bytes, job.ephemeral_bytes),
+            ran.losses.last().map_or_else(none, ToString::to_string),
+            ran.checksum.chars().take(16).collect(),
+        ]);
+        let mut figures = json!(job);
+        figures["losses"] = json!(ran.losses);
+        figures["checksum"] = json!(ran.checksum);
+        figures["iteration_ns"] = json!(median(&ran.iteration_ns));
+        figures["late_copies"] = json!(ran.late_copies);
+        // How long it waited for a window that other jobs held.
+        figures["window_waited_ns"] = json!(ran.window_ns);
+        figures["notes"] = json!(ran.notes);
+        jobs.push(figures);
     }
+    let mut figures = json!(all);
+    figures["policy"] = json!(policy);
+    figures["jobs"] = json!(jobs);
+    let (took, most) = (all.makespan_ns, all.reserved_peak_bytes);
+    let text = format!(
+        "{table}\n{policy}: all of it took {took}; at most {most} ({} bytes) promised at once of an \
+         arena of {}\n",
+        most.0, all.arena_bytes
+    );
+    (figures, text)
 }

@@ -2,7 +2,6 @@
 //! jobs are planned again together.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -17,10 +16,10 @@ use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::noise::Noise;
 use neap::sim::program::Direction;
-use neap::sim::share::policy::{PACK, Policy};
+use neap::sim::share::policy::PACK;
 use neap::sim::share::rows;
 use neap::units::{Bytes, Nanos};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::Flags;
 use crate::accounting::{median, ratio};
@@ -125,8 +124,8 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     });
     let outcome = live.run_with(|ended| bar.set_position(ended as u64))?;
     bar.finish_and_clear();
-    let report = Report::of(&arrivals, &outcome, &device, budget, policy);
-    let mut ending = Ending::reporting(&report, as_json);
+    let printed = report(&arrivals, &outcome, &device, budget, policy.name);
+    let mut ending = Ending::printing(&printed, as_json);
     let picture = || drawing(&arrivals, &outcome, &device, budget);
     ending.file(plot, |path| output::write(path, &picture()?));
     ending.with(Answer::yes_if(outcome.jobs.iter().all(|job| job.ended.is_some())))
@@ -161,110 +160,74 @@ fn drawing(
     Ok(svg_across(Across::Time, &title, &curves, &[Line { name: "budget", value: budget }])?)
 }
 
-/// Figures of jobs that came and went.
-#[derive(Serialize)]
-struct Report<'a> {
-    device: &'a str,
+/// What is printed: figures of jobs that came and went, and text.
+fn report(
+    arrivals: &[Arrival<'_>],
+    outcome: &Outcome,
+    device: &Profile,
+    budget: Bytes,
     policy: &'static str,
-    budget_bytes: Bytes,
-    end_ns: Nanos,
-    /// The mean time from submission to the first iteration of the jobs that ran.
-    mean_queuing_ns: Nanos,
-    /// The mean time from submission to the end of the jobs that ended.
-    mean_completion_ns: Nanos,
-    replans: u32,
-    h2d_busy: f64,
-    d2h_busy: f64,
-    jobs: Vec<JobReport<'a>>,
-}
-
-/// Figures of one job.
-#[derive(Serialize)]
-struct JobReport<'a> {
-    name: &'a str,
-    submit_ns: Nanos,
-    iterations: usize,
-    iteration_ns: Nanos,
-    #[serde(flatten)]
-    story: &'a Story,
-}
-
-impl<'a> Report<'a> {
-    fn of(
-        arrivals: &'a [Arrival<'_>],
-        outcome: &'a Outcome,
-        device: &'a Profile,
-        budget: Bytes,
-        policy: &'static Policy,
-    ) -> Self {
-        let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
-        let busy = |direction| ratio(busy(&outcome.carried, direction).0, end.0);
-        let job = |(arrival, story): (&'a Arrival<'_>, &'a Story)| JobReport {
-            name: &arrival.job.graph.name,
-            submit_ns: arrival.submitted,
-            iterations: story.iterations.len(),
-            iteration_ns: median(story.iterations.iter().map(|i| i.1)),
-            story,
-        };
-        let mean = |of: fn(&Story) -> Option<Nanos>| {
-            let since = |(a, j): (&Arrival<'_>, &Story)| of(j).map(|at| at - a.submitted);
-            let times: Vec<Nanos> = arrivals.iter().zip(&outcome.jobs).filter_map(since).collect();
-            let sum: Nanos = times.iter().copied().sum();
-            Nanos(sum.0 / (times.len() as u64).max(1))
-        };
-        Self {
-            device: &device.name,
-            policy: policy.name,
-            budget_bytes: budget,
-            end_ns: end,
-            mean_queuing_ns: mean(|job| job.iterations.first().map(|iteration| iteration.0)),
-            mean_completion_ns: mean(|job| job.ended),
-            replans: outcome.replans,
-            h2d_busy: busy(Direction::H2d),
-            d2h_busy: busy(Direction::D2h),
-            jobs: arrivals.iter().zip(&outcome.jobs).map(job).collect(),
+) -> (Value, String) {
+    let mut table = Table::headed(
+        "<job|came|let in|ended|iterations|each|sub-arena, largest|smallest|late copies",
+    );
+    let (mut jobs, mut waiting) = (Vec::new(), String::new());
+    for (index, (arrival, story)) in arrivals.iter().zip(&outcome.jobs).enumerate() {
+        let (name, submitted) = (&arrival.job.graph.name, arrival.submitted);
+        let (count, each) =
+            (story.iterations.len(), median(story.iterations.iter().map(|of| of.1)));
+        let sizes = story.arenas.iter().map(|a| a.arena_bytes);
+        let when = |time: Option<Nanos>| time.map_or_else(|| "never".to_owned(), |t| t.to_string());
+        table.row([
+            format!("{index} {name}"),
+            submitted.to_string(),
+            when(story.admitted),
+            when(story.ended),
+            count.to_string(),
+            each.to_string(),
+            sizes.clone().max().unwrap_or_default().to_string(),
+            sizes.min().unwrap_or_default().to_string(),
+            story.late.to_string(),
+        ]);
+        if let Some(why) = &story.waited_for {
+            waiting += &format!("job {index} waited for {why}\n");
         }
+        let mut job = json!(story);
+        job["name"] = json!(name);
+        job["submit_ns"] = json!(submitted);
+        job["iterations"] = json!(count);
+        job["iteration_ns"] = json!(each);
+        jobs.push(job);
     }
-}
-
-impl fmt::Display for Report<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::headed(
-            "<job|came|let in|ended|iterations|each|sub-arena, largest|smallest|late copies",
-        );
-        for (index, job) in self.jobs.iter().enumerate() {
-            let sizes = job.story.arenas.iter().map(|a| a.arena_bytes);
-            let when =
-                |time: Option<Nanos>| time.map_or_else(|| "never".to_owned(), |t| t.to_string());
-            table.row([
-                format!("{index} {}", job.name),
-                job.submit_ns.to_string(),
-                when(job.story.admitted),
-                when(job.story.ended),
-                job.iterations.to_string(),
-                job.iteration_ns.to_string(),
-                sizes.clone().max().unwrap_or_default().to_string(),
-                sizes.min().unwrap_or_default().to_string(),
-                job.story.late.to_string(),
-            ]);
-        }
-        writeln!(f, "{table}")?;
-        for (index, job) in self.jobs.iter().enumerate() {
-            if let Some(why) = &job.story.waited_for {
-                writeln!(f, "job {index} waited for {why}")?;
-            }
-        }
-        writeln!(
-            f,
-            "{}: all ended after {}; queuing {} and completion {} in the mean; planned anew {} \
-             times; the link was busy {:.1} % of the time to the device and {:.1} % from it",
-            self.policy,
-            self.end_ns,
-            self.mean_queuing_ns,
-            self.mean_completion_ns,
-            self.replans,
-            self.h2d_busy * 100.0,
-            self.d2h_busy * 100.0
-        )
-    }
+    // The mean time from submission to an event of the jobs that got so far.
+    let mean = |of: fn(&Story) -> Option<Nanos>| {
+        let since = |(a, j): (&Arrival<'_>, &Story)| of(j).map(|at| at - a.submitted);
+        let times: Vec<Nanos> = arrivals.iter().zip(&outcome.jobs).filter_map(since).collect();
+        Nanos(times.iter().copied().sum::<Nanos>().0 / (times.len() as u64).max(1))
+    };
+    let queuing = mean(|job| job.iterations.first().map(|iteration| iteration.0));
+    let (completion, replans) = (mean(|job| job.ended), outcome.replans);
+    let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
+    let [up, down] = [Direction::H2d, Direction::D2h]
+        .map(|direction| ratio(busy(&outcome.carried, direction).0, end.0));
+    let text = format!(
+        "{table}\n{waiting}{policy}: all ended after {end}; queuing {queuing} and completion \
+         {completion} in the mean; planned anew {replans} times; the link was busy {:.1} % of the \
+         time to the device and {:.1} % from it\n",
+        up * 100.0,
+        down * 100.0
+    );
+    let figures = json!({
+        "device": device.name,
+        "policy": policy,
+        "budget_bytes": budget,
+        "end_ns": end,
+        "mean_queuing_ns": queuing,
+        "mean_completion_ns": completion,
+        "replans": replans,
+        "h2d_busy": up,
+        "d2h_busy": down,
+        "jobs": jobs,
+    });
+    (figures, text)
 }
