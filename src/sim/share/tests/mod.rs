@@ -1,7 +1,6 @@
 //! What must hold of the engine for every input.
 
 mod lanes;
-mod progressive;
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;
