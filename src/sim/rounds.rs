@@ -138,29 +138,23 @@ pub struct Round {
     pub courses: Vec<Course>,
 }
 
-/// Simulates a round under both alignments: staggered, and all at once.
+/// Simulates a round under both alignments: staggered, and all at once. A `short` one takes an
+/// eighth of the time: the job with the longest iteration runs one, and starts are staggered.
 ///
 /// # Errors
 /// As [`run`].
-pub fn round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
-    let mut sides = staggered(parties, ROUNDS);
+pub fn round(parties: &[Party<'_>], link: &Link, short: bool) -> Result<Round, Deadlock> {
+    let mut sides = staggered(parties, if short { 1 } else { ROUNDS });
     let staggered = run(&sides, link)?;
+    if short {
+        return Ok(Round { time: staggered.end, courses: vec![staggered] });
+    }
     for side in &mut sides {
         side.start = Nanos::ZERO;
     }
     let at_once = run(&sides, link)?;
     let time = Nanos(at_once.end.0.saturating_add(staggered.end.0) / (2 * u64::from(ROUNDS)));
     Ok(Round { time, courses: vec![at_once, staggered] })
-}
-
-/// As [`round`] in an eighth of the time: the job with the longest iteration runs one, and starts
-/// are staggered.
-///
-/// # Errors
-/// As [`run`].
-pub fn short_round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
-    let course = run(&staggered(parties, 1), link)?;
-    Ok(Round { time: course.end, courses: vec![course] })
 }
 
 /// Each job's iterations, and its start.

@@ -338,8 +338,7 @@ impl<'j, 'a> Rounds<'j, 'a> {
             Party { work: Work { program, durations, utilisation }, own }
         };
         let parties: Vec<Party<'_>> = self.known.iter().enumerate().map(party).collect();
-        let round = if self.short { rounds::short_round } else { rounds::round };
-        round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
+        rounds::round(&parties, link, self.short).map_err(|e| PlanError::Defect(e.to_string()))
     }
 
     fn beside(&self, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {
