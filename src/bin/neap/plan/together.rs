@@ -162,7 +162,7 @@ fn effect(of: &Overlapped) -> String {
          beside each other the iterations take {beside}; {apart}\n",
         window.bytes,
         window.bytes.0,
-        window.offset,
+        window.offset.0,
         times(&of.held),
     )
 }
