@@ -32,7 +32,7 @@ use crate::device::roofline;
 use crate::job::liveness::Liveness;
 use crate::sim::beside::{Shared, Work};
 use crate::sim::engine::{self, Durations};
-use crate::sim::program::{Begin, Program};
+use crate::sim::program::Program;
 use crate::sim::rounds::Under;
 use crate::units::{Bytes, Nanos, saturated};
 use search::Options;
@@ -167,12 +167,8 @@ fn held(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
         let run = engine::nominal(program, &jobs.device.link).map_err(defect)?;
         let mut stretches: BTreeMap<usize, (Nanos, Nanos)> = BTreeMap::new();
         for r in &program.residencies {
-            let stretch = match r.begin {
-                Begin::Iteration => None,
-                Begin::Step(s) => program.stretches.step(s),
-                Begin::Copy(c) => program.stretches.copy(c),
-            };
-            let Some(stretch) = stretch.filter(|_| inside(plan, r.offset)) else { continue };
+            let stretch = program.stretches.at(r.begin).filter(|_| inside(plan, r.offset));
+            let Some(stretch) = stretch else { continue };
             let (from, until) = engine::life(r, &run);
             let all = stretches.entry(stretch).or_insert((from, until));
             *all = (all.0.min(from), all.1.max(until));

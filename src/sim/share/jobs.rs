@@ -204,7 +204,7 @@ impl Given<'_> {
         let weighed = self.weigh(known)?;
         let (need, growth) = self.admission(&weighed)?;
         let known = row.cell("workload").map(speed);
-        let iteration = weighed.iteration.or(known.and_then(|k| k.iteration_ns).map(Nanos));
+        let iteration = weighed.iteration.or(known.and_then(|known| known.0));
         let iteration = row.time("iteration_s")?.or(iteration).unwrap_or(ITERATION);
         if iteration == Nanos::ZERO {
             return Err("iteration_s is 0; an iteration takes some time".into());
@@ -235,7 +235,7 @@ impl Given<'_> {
             work,
             iteration,
             need,
-            utilisation: utilisation.or(known.map(|k| k.utilisation)).unwrap_or(WHOLE),
+            utilisation: utilisation.or(known.map(|known| known.1)).unwrap_or(WHOLE),
             priority: priority.unwrap_or(0),
             kill: row.time("kill_s")?.map(|after| submit + after),
             rate,
