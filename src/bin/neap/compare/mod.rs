@@ -4,7 +4,7 @@ mod one;
 mod together;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -148,17 +148,24 @@ trait Case: Sync {
     type Base: Serialize + Send;
     /// Figures of a plan.
     type Figures: Serialize + Send;
+    /// What a planner makes.
+    type Made;
 
     fn device(&self) -> &Profile;
     /// The unplanned peak, of which a budget may be a share.
     fn peak(&self) -> Bytes;
-    /// The row of a planner (for each job) at a budget; `memo` has the planner's plans so far.
-    fn row(
+    /// Plans by a planner (for each job) within a budget, or with the least memory; `memo` has the
+    /// planner's plans so far.
+    fn make(
         &self,
         methods: &[Method],
-        budget: (Budget, Option<Bytes>),
+        budget: Option<Bytes>,
         memo: &Memo,
-    ) -> anyhow::Result<Row<Self::Base, Self::Figures>>;
+    ) -> Result<Self::Made, PlanError>;
+    /// The plan of what was made, and its graphs.
+    fn plan<'m>(&'m self, made: &'m Self::Made) -> (&'m Plan, &'m [Graph]);
+    fn base(&self, budget: Bytes) -> Self::Base;
+    fn figures(&self, made: &Self::Made) -> anyhow::Result<Self::Figures>;
     fn panel(&self, rows: &[Row<Self::Base, Self::Figures>], methods: &[Vec<Method>]) -> Panel;
 }
 
@@ -186,28 +193,44 @@ struct Row<B, F> {
 }
 
 impl<B, F> Row<B, F> {
+    /// Plans and judges. A plan that does not pass the checker is a defect.
     fn of<C: Case<Base = B, Figures = F>>(
         case: &C,
-        planner: &'static str,
-        (asked, budget): (Budget, Bytes),
-        plan: Result<F, Bytes>,
-        took: Duration,
-        base: B,
-    ) -> Self {
-        let (fits, lowest_bytes) = (plan.is_ok(), plan.as_ref().err().copied());
-        Self {
+        methods: &[Method],
+        (asked, budget): (Budget, Option<Bytes>),
+        memo: &Memo,
+    ) -> anyhow::Result<Self> {
+        let (planner, started) = (methods[0].name(), Instant::now());
+        let made = case.make(methods, budget, memo);
+        let took = started.elapsed();
+        let (figures, budget, lowest_bytes) = match made {
+            Ok(made) => {
+                let (plan, graphs) = case.plan(&made);
+                if let Err(refusals) = check(plan, graphs) {
+                    bail!(
+                        "{planner}'s plan did not pass the checker; this is a defect of neap, \
+                         please report it with the graphs: {}",
+                        refusals[0]
+                    );
+                }
+                (Some(case.figures(&made)?), plan.budget, None)
+            }
+            Err(PlanError::Infeasible(no)) => (None, no.budget, Some(no.lowest)),
+            Err(defect) => return Err(defect.into()),
+        };
+        Ok(Self {
             device: case.device().name.clone(),
             planner,
             budget: NamedBudget(asked, budget).to_string(),
             budget_bytes: budget,
-            fits,
+            fits: figures.is_some(),
             unplanned_peak_bytes: case.peak(),
-            base,
-            figures: plan.ok(),
+            base: case.base(budget),
+            figures,
             lowest_bytes,
             planning_s: None,
             took,
-        }
+        })
     }
 
     /// The cells around the figures. For a plan that does not fit, the figures are `width` empty
@@ -220,32 +243,6 @@ impl<B, F> Row<B, F> {
         cells.extend(self.planning_s.map(|_| format!("{:.1?}", self.took)));
         cells
     }
-}
-
-/// The figures of a plan and the budget that it meets. Of a planner that met none, the lowest bytes
-/// that it reached and the budget.
-type Judged<F> = (Result<F, Bytes>, Bytes);
-
-/// Judges what a planner made, whose figures and budget `judged` gives.
-fn judge<P, F>(
-    made: Result<P, PlanError>,
-    judged: impl FnOnce(P) -> anyhow::Result<(F, Bytes)>,
-) -> anyhow::Result<Judged<F>> {
-    match made {
-        Ok(made) => judged(made).map(|(figures, budget)| (Ok(figures), budget)),
-        Err(PlanError::Infeasible(no)) => Ok((Err(no.lowest), no.budget)),
-        Err(defect) => Err(defect.into()),
-    }
-}
-
-/// Proves a planner's plan.
-fn prove(planner: &str, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<()> {
-    let Err(refusals) = check(plan, graphs) else { return Ok(()) };
-    bail!(
-        "{planner}'s plan did not pass the checker; this is a defect of neap, please report it \
-         with the graphs: {}",
-        refusals[0]
-    )
 }
 
 /// The bytes of the tensors that a job's plan computes again.
@@ -289,8 +286,8 @@ fn compare<C: Case>(
             let (at, of) = (index / methods.len(), index % methods.len());
             bar.set_message(format!("{} on {}", methods[of][0].name(), case.device().name));
             let row = match flags.timing {
-                true => case.row(&methods[of], budgets[at], &Memo::on_all_cores()),
-                false => case.row(&methods[of], budgets[at], &memos[of]),
+                true => Row::of(case, &methods[of], budgets[at], &Memo::on_all_cores()),
+                false => Row::of(case, &methods[of], budgets[at], &memos[of]),
             };
             bar.inc(1);
             row

@@ -1,26 +1,25 @@
 //! `neap compare` of one job.
 
 use std::fmt;
-use std::time::Instant;
 
-use neap::contract::Latency;
+use neap::contract::{Latency, Plan};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::arrange::{self, Arranged};
 use neap::plan::bound::Bounds;
 use neap::plan::together::Memo;
-use neap::plan::{Method, Planned, Request};
+use neap::plan::{Method, PlanError, Request};
 use neap::report::frontier::Panel;
 use neap::report::table::{Side, Table};
 use neap::sim::accounting::{Extra, paper};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Case, Flags, Row, compare, curve, judge, prove, recomputed, shares, write};
+use super::{Case, Flags, Row, compare, curve, recomputed, shares, write};
 use crate::accounting::{Accounting, ExtraReport, PaperReport, Shares, ratio};
 use crate::output::{Answer, Ending};
-use crate::settings::{self, Budget, JobArg};
+use crate::settings::{self, JobArg};
 
 pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
     let mut graph = settings::graph(&job.path)?;
@@ -100,8 +99,51 @@ struct Figures {
     paper: Option<PaperReport>,
 }
 
-impl Site<'_> {
-    fn figures(&self, graph: &Graph, planned: &Planned) -> anyhow::Result<Figures> {
+/// Number of points of the bound's curve.
+const LEVELS: u64 = 24;
+
+impl Case for Site<'_> {
+    type Base = Base;
+    type Figures = Figures;
+    type Made = Arranged;
+
+    fn device(&self) -> &Profile {
+        self.device
+    }
+
+    fn peak(&self) -> Bytes {
+        self.liveness.peak
+    }
+
+    fn make(
+        &self,
+        methods: &[Method],
+        budget: Option<Bytes>,
+        _: &Memo,
+    ) -> Result<Arranged, PlanError> {
+        let most = || self.device.available().min(Bytes(self.liveness.peak.0.saturating_mul(2)));
+        let request = Request {
+            file: ("job.graph.json".to_owned(), neap::job::json::sha256(self.graph)),
+            method: methods[0].clone(),
+            ..Request::new(self.graph, self.device, self.latencies, budget.unwrap_or_else(most))
+        };
+        match budget {
+            Some(_) => arrange::make_for(&request, None),
+            None => arrange::minimum_for(&request, None),
+        }
+    }
+
+    fn plan<'m>(&'m self, made: &'m Arranged) -> (&'m Plan, &'m [Graph]) {
+        (&made.planned.plan, std::slice::from_ref(made.graph.as_ref().unwrap_or(self.graph)))
+    }
+
+    fn base(&self, budget: Bytes) -> Base {
+        let bound_ns = self.bounds.iteration(budget);
+        Base { unplanned_iteration_ns: self.unplanned, bound_ns }
+    }
+
+    fn figures(&self, Arranged { planned, graph }: &Arranged) -> anyhow::Result<Figures> {
+        let graph = graph.as_ref().unwrap_or(self.graph);
         let of = &planned.plan.figures;
         let link = &self.device.link;
         let papers = match self.accounting {
@@ -125,59 +167,6 @@ impl Site<'_> {
             extra: ExtraReport::of(&Extra::of(&planned.program, link, of.iteration_ns)?),
             paper: papers.map(|papers| PaperReport::of(&papers, self.unplanned)),
         })
-    }
-}
-
-/// Number of points of the bound's curve.
-const LEVELS: u64 = 24;
-
-impl Case for Site<'_> {
-    type Base = Base;
-    type Figures = Figures;
-
-    fn device(&self) -> &Profile {
-        self.device
-    }
-
-    fn peak(&self) -> Bytes {
-        self.liveness.peak
-    }
-
-    fn row(
-        &self,
-        methods: &[Method],
-        (asked, budget): (Budget, Option<Bytes>),
-        _: &Memo,
-    ) -> anyhow::Result<Row<Base, Figures>> {
-        let (method, name) = (&methods[0], methods[0].name());
-        let peak = self.liveness.peak;
-        let request = Request {
-            file: ("job.graph.json".to_owned(), neap::job::json::sha256(self.graph)),
-            method: method.clone(),
-            ..Request::new(
-                self.graph,
-                self.device,
-                self.latencies,
-                budget.unwrap_or_else(|| {
-                    self.device.available().min(Bytes(peak.0.saturating_mul(2)))
-                }),
-            )
-        };
-        let started = Instant::now();
-        let planned = if budget.is_some() {
-            arrange::make_for(&request, None)
-        } else {
-            arrange::minimum_for(&request, None)
-        };
-        let took = started.elapsed();
-        let (plan, reached) = judge(planned, |Arranged { planned, graph }| {
-            let graph = graph.as_ref().unwrap_or(self.graph);
-            prove(name, &planned.plan, std::slice::from_ref(graph))?;
-            Ok((self.figures(graph, &planned)?, planned.plan.budget))
-        })?;
-        let bound_ns = self.bounds.iteration(budget.unwrap_or(reached));
-        let base = Base { unplanned_iteration_ns: self.unplanned, bound_ns };
-        Ok(Row::of(self, name, (asked, reached), plan, took, base))
     }
 
     fn panel(&self, rows: &[Row<Base, Figures>], methods: &[Vec<Method>]) -> Panel {

@@ -4,28 +4,27 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::bail;
-use neap::contract::Latency;
+use neap::contract::{Latency, Plan};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::together::{self, Job, Jobs, Memo, Together, ways};
-use neap::plan::{Method, Planned};
+use neap::plan::{Method, PlanError, Planned};
 use neap::report::frontier::Panel;
 use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::engine;
 use neap::sim::program::{Direction, Program};
-use neap::sim::rounds;
+use neap::sim::rounds::{self, Round};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Case, Flags, Row, compare, curve, judge, prove, recomputed, shares, write};
+use super::{Case, Flags, Row, compare, curve, recomputed, shares, write};
 use crate::accounting::{Accounting, Shares, ratio};
 use crate::output::{Answer, Ending};
-use crate::settings::{self, Budget, JobArg, Site};
+use crate::settings::{self, JobArg, Site};
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if flags.accounting != Accounting::Physical {
@@ -94,9 +93,15 @@ impl<'a> Scene<'a> {
         let mut scene = Self { args, graphs, sites, peak, no_free, unplanned };
         let bare = |(graph, site): (&Graph, &Site)| Program::new(graph, &site.latencies, &[]);
         let bare = graphs.iter().zip(sites).map(bare).collect::<Result<Vec<_>, _>>()?;
-        let asked = scene.jobs(&vec![Method::default(); graphs.len()], Bytes::ZERO);
-        scene.unplanned = ways::round(&asked, &bare.iter().collect::<Vec<_>>())?.time;
+        scene.unplanned = scene.round(&bare.iter().collect::<Vec<_>>())?.time;
         Ok(scene)
+    }
+
+    /// All jobs beside each other, as they run by these programs.
+    fn round(&self, programs: &[&Program]) -> Result<Round, PlanError> {
+        // A round does not depend on the planners.
+        let jobs = self.jobs(&vec![Method::default(); self.graphs.len()], Bytes::ZERO);
+        ways::round(&jobs, programs)
     }
 
     fn jobs(&self, methods: &[Method], budget: Bytes) -> Jobs<'a> {
@@ -113,11 +118,46 @@ impl<'a> Scene<'a> {
         let device = &self.sites[0].device;
         Jobs { jobs: jobs.collect(), device, budget, recorded_options: BTreeMap::new() }
     }
+}
 
-    fn figures(&self, together: &Together, jobs: &Jobs<'_>) -> anyhow::Result<Figures> {
+impl Case for Scene<'_> {
+    type Base = Base;
+    type Figures = Figures;
+    type Made = Together;
+
+    fn device(&self) -> &Profile {
+        &self.sites[0].device
+    }
+
+    fn peak(&self) -> Bytes {
+        self.peak
+    }
+
+    fn make(
+        &self,
+        methods: &[Method],
+        budget: Option<Bytes>,
+        memo: &Memo,
+    ) -> Result<Together, PlanError> {
+        let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
+        match budget {
+            Some(_) => together::make(&jobs, memo),
+            None => together::minimum(&jobs, memo),
+        }
+    }
+
+    fn plan<'m>(&'m self, made: &'m Together) -> (&'m Plan, &'m [Graph]) {
+        (&made.plan, self.graphs)
+    }
+
+    fn base(&self, _: Bytes) -> Base {
+        Base { unplanned_round_ns: self.unplanned }
+    }
+
+    fn figures(&self, together: &Together) -> anyhow::Result<Figures> {
         let of = &together.plan.figures;
         let programs: Vec<&Program> = together.parts.iter().map(|part| &part.program).collect();
-        let round = ways::round(jobs, &programs)?;
+        let round = self.round(&programs)?;
         let again = |(part, graph): (&Arc<Planned>, _)| recomputed(&part.plan.jobs[0], graph);
         let resident =
             |course: &rounds::Course| engine::peak(&rounds::memory(&programs, &course.runs));
@@ -146,42 +186,6 @@ impl<'a> Scene<'a> {
             overlapping_copies: round.courses.iter().map(|c| rounds::overlaps(&c.carried)).sum(),
             way: together.plan.options.get("way").cloned().unwrap_or_default(),
         })
-    }
-}
-
-impl Case for Scene<'_> {
-    type Base = Base;
-    type Figures = Figures;
-
-    fn device(&self) -> &Profile {
-        &self.sites[0].device
-    }
-
-    fn peak(&self) -> Bytes {
-        self.peak
-    }
-
-    fn row(
-        &self,
-        methods: &[Method],
-        (asked, budget): (Budget, Option<Bytes>),
-        memo: &Memo,
-    ) -> anyhow::Result<Row<Base, Figures>> {
-        let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
-        let name = methods[0].name();
-        let started = Instant::now();
-        let made = if budget.is_some() {
-            together::make(&jobs, memo)
-        } else {
-            together::minimum(&jobs, memo)
-        };
-        let took = started.elapsed();
-        let (plan, reached) = judge(made, |together| {
-            prove(name, &together.plan, self.graphs)?;
-            Ok((self.figures(&together, &jobs)?, together.plan.budget))
-        })?;
-        let base = Base { unplanned_round_ns: self.unplanned };
-        Ok(Row::of(self, name, (asked, reached), plan, took, base))
     }
 
     fn panel(&self, rows: &[Row<Base, Figures>], methods: &[Vec<Method>]) -> Panel {
