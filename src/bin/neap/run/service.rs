@@ -266,6 +266,8 @@ fn printed(policy: &str, all: &service::Report) -> (Value, String) {
             ran.checksum.chars().take(16).collect(),
         ]);
         let mut figures = json!(job);
+        figures["verdict"] = json!(job.verdict.word());
+        figures["reason"] = json!(job.verdict.reason());
         figures["losses"] = json!(ran.losses);
         figures["checksum"] = json!(ran.checksum);
         figures["iteration_ns"] = json!(median(&ran.iteration_ns));
