@@ -30,7 +30,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use seat::{Part, Seat, moving};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::budget::{self, PlanError, Planned, Request};
 use super::share::Share;
@@ -93,12 +93,8 @@ pub struct Story {
     #[serde(rename = "late_copies")]
     pub late: u64,
     /// The largest part of all jobs' swaps that any plan let it make beside others.
-    #[serde(rename = "largest_swap_part", serialize_with = "text")]
+    #[serde(skip)]
     pub swap_part: Share,
-}
-
-fn text<S: Serializer>(share: &Share, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(share)
 }
 
 /// A sub-arena of a job.

@@ -6,9 +6,10 @@
 //! [`super::program::Program::placed`] has its [`Stretches`]: the parts of an iteration that need
 //! the window. Its residencies wait for those of the stretch before. The caller must do this:
 //!
-//! - When a step or swap-in for which [`Stretches::at`] names a stretch waits for nothing but the link, and the job does not hold the window for that stretch, call
-//!   [`Turns::ask`]. The item starts once that returns true. Until then a copy must not stand in a
-//!   queue that other jobs' copies use: the holder of the window may need the link to let go of it.
+//! - When a step or swap-in for which [`Stretches::at`] names a stretch waits for nothing but the
+//!   link, and the job does not hold the window for that stretch, call [`Turns::ask`]. The item
+//!   starts once that returns true. Until then a copy must not stand in a queue that other jobs'
+//!   copies use: the holder of the window may need the link to let go of it.
 //! - When all residencies in [`Stretches::lasts`] of the stretch held have ended, call
 //!   [`Turns::let_go`].
 //! - When a job is ended from outside, call [`Turns::leave`] once nothing of it runs any more.

@@ -52,7 +52,7 @@ struct World {
 impl World {
     fn new(policy: &str, arena: u64, turn: u64) -> Self {
         let policy = policy::find(policy).unwrap();
-        let one = matches!(policy.name, "fifo" | "srtf" | "fair");
+        let one = policy.style.in_turn();
         Self {
             scheduler: Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn)),
             bodies: BTreeMap::new(),

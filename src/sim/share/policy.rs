@@ -151,14 +151,14 @@ impl Policy {
             }
             if fits(job) {
                 chosen.push(job);
-                busy += utilisation;
+                busy = busy.saturating_add(utilisation);
             }
         }
         chosen
     }
 }
 
-/// Their names.
+/// The policies' names.
 pub fn names() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|policy| policy.name)
 }

@@ -197,6 +197,7 @@ fn report(
         job["submit_ns"] = json!(submitted);
         job["iterations"] = json!(count);
         job["iteration_ns"] = json!(each);
+        job["largest_swap_part"] = json!(story.swap_part.to_string());
         jobs.push(job);
     }
     // The mean time from submission to an event of the jobs that got so far.
