@@ -234,11 +234,12 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
             let (mut all, mut window) = (0u64, 0);
             for tenant in tenants {
                 let Tenant { name, work, .. } = tenant;
-                let needs = service::needs(work).with_context(|| format!("`{name}`"))?;
+                let (persistent, ephemeral) =
+                    service::needs(work).with_context(|| format!("`{name}`"))?;
                 // A window counts only once.
                 let window_bytes = work.plan.window.as_ref().map_or(0, |w| w.bytes.0);
-                let shared = window_bytes.min(needs.ephemeral.0);
-                all = all.saturating_add(needs.persistent.0 + needs.ephemeral.0 - shared);
+                let shared = window_bytes.min(ephemeral.0);
+                all = all.saturating_add(persistent.0 + ephemeral.0 - shared);
                 window = window.max(shared);
             }
             Ok(Bytes(all.saturating_add(window)).min(available))
