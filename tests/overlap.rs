@@ -242,7 +242,7 @@ fn planned_windows_are_held_in_turn() {
             );
         }
         met += 1;
-        if overlapped.window().is_none() {
+        if overlapped.together.plan.window().is_none() {
             continue;
         }
         shared += 1;

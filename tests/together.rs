@@ -121,7 +121,7 @@ fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
         own: own(job),
     };
     let parties: Vec<Party<'_>> = (0..programs.len()).map(party).collect();
-    let round = rounds::round(&parties, link).expect("no deadlock");
+    let round = rounds::round(&parties, link, false).expect("no deadlock");
     for course in &round.courses {
         assert_eq!(rounds::overlaps(&course.carried), 0, "seed {seed}: two copies at once");
         assert!(
@@ -494,7 +494,7 @@ fn many_times_as_many_jobs_need_few_more_plans() {
 
 /// Under policies of one job at a time no two iterations overlap.
 fn one_at_a_time(seed: u64, policy: &Policy, outcome: &Outcome) {
-    if !policy.in_turn() {
+    if !policy.style.in_turn() {
         return;
     }
     let mut iterations: Vec<(Nanos, Nanos)> =

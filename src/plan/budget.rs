@@ -117,7 +117,7 @@ impl Planned {
 }
 
 /// The budget can't be met.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Infeasible {
     /// What was asked for.
     pub budget: Bytes,

@@ -42,7 +42,7 @@ use crate::sim::beside::{Carried, Shared, Work};
 use crate::sim::engine::{Deadlock, Durations};
 use crate::sim::noise::Noise;
 use crate::sim::share::mechanism::Settings;
-use crate::sim::share::policy::{PACK, Policy, Style};
+use crate::sim::share::policy::{Candidate, PACK, Policy, Style};
 use crate::units::{Bytes, Nanos};
 
 /// A job, when it is submitted and how many iterations it runs.
@@ -74,21 +74,26 @@ impl Default for Conditions<'_> {
 }
 
 /// The history of a job.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Story {
     /// Start and length of each iteration.
+    #[serde(skip)]
     pub iterations: Vec<(Nanos, Nanos)>,
     /// When it was admitted; `None` if it never was.
+    #[serde(rename = "admitted_ns")]
     pub admitted: Option<Nanos>,
     /// When it ended.
+    #[serde(rename = "end_ns")]
     pub ended: Option<Nanos>,
     /// The reason for its first wait.
     pub waited_for: Option<String>,
     /// Its sub-arenas, in order of time.
     pub arenas: Vec<Arena>,
     /// Number of late copies.
+    #[serde(rename = "late_copies")]
     pub late: u64,
     /// The largest part of all jobs' swaps that any plan let it make beside others.
+    #[serde(skip)]
     pub swap_part: Share,
 }
 
@@ -280,27 +285,28 @@ impl<'a> Live<'a> {
 
     /// The members that begin an iteration now.
     fn turn(&self, now: Nanos) -> Vec<usize> {
+        // Only the oldest may be overdue.
+        let oldest = self.members.iter().map(|member| member.arrival).min();
         let resident = |member: &Member| turns::Resident {
-            submit: self.arrivals[member.arrival].submitted,
-            rank: self.rank(member.arrival, Some(member)),
+            candidate: Candidate {
+                submit: self.arrivals[member.arrival].submitted,
+                rank: self.rank(member.arrival, Some(member)),
+                service: member.service,
+                begun: self.begun(member),
+                overdue: oldest == Some(member.arrival) && self.overdue(member.arrival, now),
+            },
             utilisation: member.utilisation,
-            service: member.service,
-            begun: self.begun(member),
             running: member.running,
             ready: member.seat.is_some() && member.starts.is_some_and(|at| at <= now),
             loaded: member.loaded,
         };
-        let residents: Vec<turns::Resident> = self.members.iter().map(resident).collect();
-        let oldest = self.members.iter().enumerate().min_by_key(|(_, member)| member.arrival);
-        let overdue = oldest.filter(|(_, m)| self.overdue(m.arrival, now)).map(|(index, _)| index);
-        turns::begin(self.conditions.policy, &residents, overdue)
+        turns::begin(self.conditions.policy, &self.members.iter().map(resident).collect::<Vec<_>>())
     }
 
     /// Whether the policy lets this job go first because it was submitted long ago.
     fn overdue(&self, arrival: usize, now: Nanos) -> bool {
         let submitted = self.arrivals[arrival].submitted;
-        self.conditions.policy.ages
-            && submitted.0.saturating_add(Settings::default().patience.0) <= now.0
+        self.conditions.policy.overdue(submitted, Settings::default().patience, now)
     }
 
     fn begun(&self, member: &Member) -> bool {
@@ -415,7 +421,7 @@ impl<'a> Live<'a> {
             self.seat(&indices, all)?;
             return Ok(None);
         }
-        let one = self.conditions.policy.in_turn();
+        let one = self.conditions.policy.style.in_turn();
         let job = |&index: &usize| {
             let job = self.arrivals[index].job.clone();
             // Where one job runs at a time, none is beside others.
@@ -474,14 +480,13 @@ impl<'a> Live<'a> {
     /// if it takes no memory away from the others, or if it runs next and preempts them: memory of
     /// a job that waits slows those that run.
     fn may_enter(&mut self, first: usize) -> Result<bool, LiveError> {
-        let preempts = match self.conditions.policy.style {
-            Style::One { preempts } => preempts,
-            Style::Rotating => false,
-            Style::All | Style::UntilBusy { .. } => return Ok(true),
-        };
+        let policy = self.conditions.policy;
+        if !policy.style.in_turn() {
+            return Ok(true);
+        }
         let own = self.rank(first, None);
         let next = self.members.iter().all(|m| own < self.rank(m.arrival, Some(m)));
-        if self.members.is_empty() || preempts && next {
+        if self.members.is_empty() || policy.style == Style::Best && next {
             return Ok(true);
         }
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain([first]).collect();

@@ -135,13 +135,8 @@ fn slower(link: &Link, by: u64) -> Link {
             .max(1)
     };
     let overhead = u128::from(link.overhead_ns) * u128::from(WHOLE + by) / u128::from(WHOLE);
-    Link {
-        h2d: slowed(link.h2d),
-        d2h: slowed(link.d2h),
-        h2d_contended: slowed(link.h2d_contended),
-        d2h_contended: slowed(link.d2h_contended),
-        overhead_ns: u64::try_from(overhead).unwrap_or(link.overhead_ns),
-    }
+    let overhead_ns = u64::try_from(overhead).unwrap_or(link.overhead_ns);
+    Link { overhead_ns, ..link.with([slowed; 2]) }
 }
 
 /// The same events and addresses, with the figures of the real device.

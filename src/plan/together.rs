@@ -24,7 +24,7 @@ use std::sync::Arc;
 use super::budget::{Infeasible, PlanError, Planned, Request};
 use super::method::Method;
 use super::share::Share;
-use crate::contract::{Figures, JobPlan, Latency, Plan};
+use crate::contract::{Figures, Latency, Plan};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
@@ -129,7 +129,7 @@ impl Made {
     }
 
     fn arena(&self) -> Bytes {
-        self.parts.iter().map(|part| part.plan.figures.arena_bytes).sum()
+        sum(&self.parts, |figures| figures.arena_bytes)
     }
 
     /// One plan from the jobs' own plans.
@@ -138,6 +138,11 @@ impl Made {
         plan.options.extend(self.way.map(|way| ("way".to_owned(), way)));
         Together { plan, parts: self.parts }
     }
+}
+
+/// Some bytes of all jobs' own plans, added up.
+fn sum(parts: &[Arc<Planned>], of: fn(&Figures) -> Bytes) -> Bytes {
+    parts.iter().map(|part| of(&part.plan.figures)).sum()
 }
 
 /// Plans of all jobs within the budget, each as if it were alone on its device.
@@ -448,14 +453,18 @@ impl<'a> Ladder<'a> {
     }
 }
 
-/// One plan from the jobs' own plans, each placed behind those before it.
+/// One plan from the jobs' own plans. The sub-arena and the pinned slots of each lie behind those
+/// before it.
 pub(super) fn joined(asked: &Jobs<'_>, parts: &[Arc<Planned>]) -> Plan {
     let mut jobs = Vec::with_capacity(parts.len());
     let mut figures = Figures::default();
     for part in parts {
         let own = &part.plan.figures;
-        let moved = |job| moved(job, figures.arena_bytes, figures.pinned_bytes);
-        jobs.extend(part.plan.jobs.iter().map(moved));
+        for mut job in part.plan.jobs.iter().cloned() {
+            job.placements.iter_mut().for_each(|place| place.offset += figures.arena_bytes);
+            job.host_slots.values_mut().for_each(|slot| *slot += figures.pinned_bytes);
+            jobs.push(job);
+        }
         figures.peak_bytes += own.peak_bytes;
         figures.arena_bytes += own.arena_bytes;
         figures.pinned_bytes += own.pinned_bytes;
@@ -473,14 +482,6 @@ pub(super) fn joined(asked: &Jobs<'_>, parts: &[Arc<Planned>]) -> Plan {
         jobs,
         figures,
     }
-}
-
-/// A job's plan with its sub-arena and its pinned slots moved behind those before it.
-fn moved(job: &JobPlan, arena: Bytes, pinned: Bytes) -> JobPlan {
-    let mut job = job.clone();
-    job.placements.iter_mut().for_each(|placement| placement.offset += arena);
-    job.host_slots.values_mut().for_each(|slot| *slot += pinned);
-    job
 }
 
 /// The sum of the jobs' unplanned peaks, of which a budget may be a share.

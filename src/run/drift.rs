@@ -170,18 +170,13 @@ fn mean(old: u64, new: u64) -> u64 {
 /// The link on which copies take `slow` thousandths of their time.
 #[must_use]
 pub fn slowed(link: &Link, slow: [u64; 2]) -> Link {
-    let rate = |rate: u64, slow: u64| {
-        u64::try_from(u128::from(rate) * 1000 / u128::from(slow.max(1)))
-            .unwrap_or(1 << 60)
-            .clamp(1, 1 << 60)
-    };
-    Link {
-        h2d: rate(link.h2d, slow[0]),
-        d2h: rate(link.d2h, slow[1]),
-        h2d_contended: rate(link.h2d_contended, slow[0]),
-        d2h_contended: rate(link.d2h_contended, slow[1]),
-        overhead_ns: link.overhead_ns,
-    }
+    link.with(slow.map(|slow| {
+        move |rate| {
+            u64::try_from(u128::from(rate) * 1000 / u128::from(slow.max(1)))
+                .unwrap_or(1 << 60)
+                .clamp(1, 1 << 60)
+        }
+    }))
 }
 
 #[cfg(test)]

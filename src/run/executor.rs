@@ -180,7 +180,7 @@ impl Builder<'_> {
             trigger: None,
             work: Work::Step(work),
             top,
-            stretch: self.program.stretches.step(index),
+            stretch: self.program.stretches.at(Begin::Step(index)),
         })
     }
 
@@ -227,7 +227,7 @@ impl Builder<'_> {
             Direction::D2h => Stream::D2h,
         };
         let work = Work::Copy { device, host, bytes: copy.bytes };
-        let stretch = self.program.stretches.copy(index);
+        let stretch = self.program.stretches.at(Begin::Copy(index));
         Ok(Item { stream, waits, fetches: Vec::new(), trigger: copy.trigger, work, top, stretch })
     }
 

@@ -88,22 +88,29 @@ fn alone(
 /// ends count before begins.
 #[must_use]
 pub fn memory(program: &Program, run: &Run) -> Vec<(Nanos, Bytes)> {
-    let mut changes: Vec<(Nanos, bool, u64)> = Vec::with_capacity(program.residencies.len() * 2);
+    let mut changes: Vec<(Nanos, i64)> = Vec::with_capacity(program.residencies.len() * 2);
     for r in &program.residencies {
         let (begin, end) = life(r, run);
         if begin < end {
-            changes.push((begin, true, r.bytes.0));
-            changes.push((end, false, r.bytes.0));
+            let bytes = r.bytes.0.cast_signed();
+            changes.extend([(begin, bytes), (end, -bytes)]);
         }
     }
+    curve(changes)
+}
+
+/// The bytes from each instant on, from changes by signed bytes.
+#[must_use]
+pub fn curve(mut changes: Vec<(Nanos, i64)>) -> Vec<(Nanos, Bytes)> {
     changes.sort_unstable();
     let mut curve: Vec<(Nanos, Bytes)> = Vec::new();
     let mut level = 0;
-    for (at, begins, bytes) in changes {
-        level = if begins { level + bytes } else { level - bytes };
+    for (at, change) in changes {
+        level = i64::saturating_add(level, change);
+        let bytes = Bytes(level.cast_unsigned());
         match curve.last_mut() {
-            Some(last) if last.0 == at => last.1 = Bytes(level),
-            _ => curve.push((at, Bytes(level))),
+            Some(last) if last.0 == at => last.1 = bytes,
+            _ => curve.push((at, bytes)),
         }
     }
     curve

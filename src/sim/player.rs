@@ -83,8 +83,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         if stretches.count() == 0 {
             return None;
         }
-        let copy = self.copy_due(0, now).and_then(|copy| stretches.copy(copy));
-        let step = || stretches.step(self.step).filter(|_| self.step_due(now));
+        let copy = self.copy_due(0, now).and_then(|copy| stretches.at(Begin::Copy(copy)));
+        let step = || stretches.at(Begin::Step(self.step)).filter(|_| self.step_due(now));
         copy.filter(|&k| self.lacks(Some(k))).or_else(step).filter(|&k| self.lacks(Some(k)))
     }
 
@@ -149,7 +149,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
     /// The work of its next copy in a direction, if that copy may start `now`.
     pub fn copy_ready(&self, direction: usize, now: Nanos) -> Option<u128> {
         let copy = self.copy_due(direction, now)?;
-        (!self.lacks(self.program.stretches.copy(copy))).then(|| self.durations.copies[copy].max(1))
+        (!self.lacks(self.program.stretches.at(Begin::Copy(copy))))
+            .then(|| self.durations.copies[copy].max(1))
     }
 
     /// Its next copy in a direction, if that copy may start at `now` apart from the window.
@@ -191,7 +192,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
 
     /// Starts the next step if it may start. Returns whether it did.
     pub fn start_step(&mut self, now: Nanos, speed: u64) -> bool {
-        if !self.step_due(now) || self.lacks(self.program.stretches.step(self.step)) {
+        if !self.step_due(now) || self.lacks(self.program.stretches.at(Begin::Step(self.step))) {
             return false;
         }
         let step = &self.program.steps[self.step];

@@ -215,11 +215,7 @@ impl Program {
     pub fn enter(&mut self, window: &Window) {
         self.stretches = Stretches::of(self, window);
         for r in &mut self.residencies {
-            let stretch = match r.begin {
-                Begin::Iteration => None,
-                Begin::Step(s) => self.stretches.step(s),
-                Begin::Copy(c) => self.stretches.copy(c),
-            };
+            let stretch = self.stretches.at(r.begin);
             // Residencies outside the window that such a step begins also wait, because they start
             // with it.
             if let Some(before) = stretch.and_then(|k| k.checked_sub(1)) {

@@ -77,32 +77,22 @@ pub fn run(sides: &[Side<'_>], link: &Link) -> Result<Course, Deadlock> {
 /// that stay round their end. After its last iteration it holds nothing.
 #[must_use]
 pub fn memory(programs: &[&Program], runs: &[Vec<(Nanos, Run)>]) -> Vec<(Nanos, Bytes)> {
-    let mut changes: Vec<(Nanos, i128)> = Vec::new();
+    let mut changes: Vec<(Nanos, i64)> = Vec::new();
     for (program, runs) in programs.iter().zip(runs) {
         let mut level = 0;
         for (start, run) in runs {
             let mut points = engine::memory(program, run);
             points.retain(|point| point.0 < run.iteration);
             for (at, bytes) in points {
-                changes.push((*start + at, i128::from(bytes.0) - level));
-                level = i128::from(bytes.0);
+                let bytes = bytes.0.cast_signed();
+                changes.push((*start + at, bytes - level));
+                level = bytes;
             }
         }
         let end = runs.last().map_or(Nanos::ZERO, |(start, run)| *start + run.iteration);
         changes.push((end, -level));
     }
-    changes.sort_unstable();
-    let mut curve: Vec<(Nanos, Bytes)> = Vec::new();
-    let mut level = 0i128;
-    for (at, change) in changes {
-        level += change;
-        let bytes = Bytes(u64::try_from(level).unwrap_or_default());
-        match curve.last_mut() {
-            Some(last) if last.0 == at => last.1 = bytes,
-            _ => curve.push((at, bytes)),
-        }
-    }
-    curve
+    engine::curve(changes)
 }
 
 /// The number of pairs of copies that use the same direction of the link at the same time. It must
@@ -148,29 +138,23 @@ pub struct Round {
     pub courses: Vec<Course>,
 }
 
-/// Simulates a round under both alignments: staggered, and all at once.
+/// Simulates a round under both alignments: staggered, and all at once. A `short` one takes an
+/// eighth of the time: the job with the longest iteration runs one, and starts are staggered.
 ///
 /// # Errors
 /// As [`run`].
-pub fn round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
-    let mut sides = staggered(parties, ROUNDS);
+pub fn round(parties: &[Party<'_>], link: &Link, short: bool) -> Result<Round, Deadlock> {
+    let mut sides = staggered(parties, if short { 1 } else { ROUNDS });
     let staggered = run(&sides, link)?;
+    if short {
+        return Ok(Round { time: staggered.end, courses: vec![staggered] });
+    }
     for side in &mut sides {
         side.start = Nanos::ZERO;
     }
     let at_once = run(&sides, link)?;
     let time = Nanos(at_once.end.0.saturating_add(staggered.end.0) / (2 * u64::from(ROUNDS)));
     Ok(Round { time, courses: vec![at_once, staggered] })
-}
-
-/// As [`round`] in an eighth of the time: the job with the longest iteration runs one, and starts
-/// are staggered.
-///
-/// # Errors
-/// As [`run`].
-pub fn short_round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
-    let course = run(&staggered(parties, 1), link)?;
-    Ok(Round { time: course.end, courses: vec![course] })
 }
 
 /// Each job's iterations, and its start.

@@ -6,10 +6,10 @@
 //! [`super::program::Program::placed`] has its [`Stretches`]: the parts of an iteration that need
 //! the window. Its residencies wait for those of the stretch before. The caller must do this:
 //!
-//! - When a step or swap-in for which [`Stretches::step`] or [`Stretches::copy`] names a stretch
-//!   waits for nothing but the link, and the job does not hold the window for that stretch, call
-//!   [`Turns::ask`]. The item starts once that returns true. Until then a copy must not stand in a
-//!   queue that other jobs' copies use: the holder of the window may need the link to let go of it.
+//! - When a step or swap-in for which [`Stretches::at`] names a stretch waits for nothing but the
+//!   link, and the job does not hold the window for that stretch, call [`Turns::ask`]. The item
+//!   starts once that returns true. Until then a copy must not stand in a queue that other jobs'
+//!   copies use: the holder of the window may need the link to let go of it.
 //! - When all residencies in [`Stretches::lasts`] of the stretch held have ended, call
 //!   [`Turns::let_go`].
 //! - When a job is ended from outside, call [`Turns::leave`] once nothing of it runs any more.
@@ -83,16 +83,14 @@ impl Stretches {
         self.lasts.len()
     }
 
-    /// The stretch that a step must hold at its start.
+    /// The stretch that a step or swap-in must hold at its start.
     #[must_use]
-    pub fn step(&self, step: usize) -> Option<usize> {
-        self.steps.get(step).copied().flatten()
-    }
-
-    /// The stretch that a swap-in must hold at its start.
-    #[must_use]
-    pub fn copy(&self, copy: usize) -> Option<usize> {
-        self.copies.get(copy).copied().flatten()
+    pub fn at(&self, begin: Begin) -> Option<usize> {
+        match begin {
+            Begin::Iteration => None,
+            Begin::Step(step) => *self.steps.get(step)?,
+            Begin::Copy(copy) => *self.copies.get(copy)?,
+        }
     }
 
     /// The residencies that end last: once they have ended, the stretch has.
@@ -198,15 +196,14 @@ mod tests {
         let window =
             |hands_over_after| Window { offset: Bytes(2048), bytes: Bytes(1024), hands_over_after };
         let one = Stretches::of(&program, &window(vec![]));
-        assert_eq!(
-            (one.count(), one.step(0), one.step(1), one.copy(0), one.copy(1)),
-            (1, Some(0), None, None, Some(0))
-        );
+        let (step, copy) = (Begin::Step, Begin::Copy);
+        let at = [step(0), step(1), copy(0), copy(1)].map(|begin| one.at(begin));
+        assert_eq!((one.count(), at), (1, [Some(0), None, None, Some(0)]));
         assert_eq!(one.lasts(0).len(), 2, "the copy that leaves, and the last use");
         // Operator 1 begins nothing there, so three parts are two stretches; the events of op1
         // belong to what follows.
         let two = Stretches::of(&program, &window(vec![OpId(0), OpId(1)]));
-        assert_eq!((two.count(), two.step(0), two.copy(1)), (2, Some(0), Some(1)));
+        assert_eq!((two.count(), two.at(step(0)), two.at(copy(1))), (2, Some(0), Some(1)));
         program.enter(&window(vec![OpId(0)]));
         let back = program.residencies.iter().position(|r| r.begin == Begin::Copy(1)).unwrap();
         assert!(program.residencies[back].after.contains(&program.stretches.lasts(0)[0]));

@@ -24,7 +24,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (plan, graphs) = settings::plan(&flags.plan, &flags.graph)?;
     match check(&plan, &graphs) {
         Ok(proof) => {
-            let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
+            let window = plan.window();
             let report = Proved {
                 safe: true,
                 figures: proof.figures,

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use neap::report::plain;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::signals;
 
@@ -58,6 +59,13 @@ impl Ending {
     pub fn reporting(figures: &(impl Serialize + Display), as_json: bool) -> Self {
         let mut ending = Self::default();
         ending.then(|| report(figures, as_json));
+        ending
+    }
+
+    /// Begins with a report whose figures and text were made side by side.
+    pub fn printing((figures, text): &(Value, String), as_json: bool) -> Self {
+        let mut ending = Self::default();
+        ending.then(|| if as_json { json(figures) } else { data(text) });
         ending
     }
 
@@ -151,7 +159,7 @@ pub fn raw(bytes: &[u8]) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When stdout can't be written.
-pub fn json(value: &serde_json::Value) -> anyhow::Result<()> {
+pub fn json(value: &Value) -> anyhow::Result<()> {
     data(&format!("{value:#}"))
 }
 

@@ -1,6 +1,5 @@
 //! `neap share`: a trace of jobs on one device, under policies and mechanisms.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -18,7 +17,6 @@ use neap::sim::share::memory::Memory;
 use neap::sim::share::policy::{self, Policy};
 use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
 use neap::units::{Bytes, Nanos, saturated};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::output::{self, Answer, Ending, note};
@@ -152,13 +150,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let never = |j: &JobResult| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew);
         run.outcome.jobs.iter().any(never) || run.outcome.harm.is_some()
     };
-    let report = Report {
-        jobs: jobs.len(),
-        capacity_bytes: capacity,
-        policies: runs.iter().map(|run| PolicyReport::of(run, jobs, explained)).collect(),
-        text: text(&runs, jobs, explained),
-    };
-    let mut ending = Ending::reporting(&report, as_json);
+    let policies: Value = runs.iter().map(|run| figures(run, jobs, explained)).collect();
+    let all = json!({ "jobs": jobs.len(), "capacity_bytes": capacity, "policies": policies });
+    let mut ending = Ending::printing(&(all, text(&runs, jobs, explained)), as_json);
     ending.file(flags.csv.as_deref(), |path| rows(path, &runs, jobs));
     ending.file(flags.plot.as_deref(), |path| draw(path, &plots, &runs, jobs));
     ending.with(Answer::yes_if(!runs.iter().any(never)))
@@ -313,123 +307,64 @@ fn devices(run: &Run, jobs: &[Job]) -> Option<usize> {
     run.settings.devices(jobs.iter().filter(|j| j.rate.is_some()))
 }
 
-/// The results of a trace of jobs.
-#[derive(Serialize)]
-struct Report<'a> {
-    jobs: usize,
-    capacity_bytes: Bytes,
-    policies: Vec<PolicyReport<'a>>,
-    #[serde(skip)]
-    text: String,
-}
-
-impl fmt::Display for Report<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+/// The result under one policy and one mechanism, for `--json`.
+fn figures(run: &Run, jobs: &[Job], explained: Option<usize>) -> Value {
+    let (f, o) = (&run.figures, &run.outcome);
+    let ended = |v: Verdict| -> Value {
+        let all = o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == v);
+        all.map(|(_, job)| &*job.name).collect()
+    };
+    let mut all = json!({
+        "policy": run.policy,
+        "mechanism": run.mechanism,
+        "makespan_s": s(f.makespan),
+        "mean_admission_s": s(f.admission),
+        "mean_queuing_s": s(f.queuing),
+        "mean_completion_s": s(f.completion),
+        "p95_completion_s": s(f.p95),
+        "utilisation": f.utilisation,
+        "fairness": f.fairness,
+        "switches": o.switches,
+        "moved_bytes": saturated(o.moved),
+        "packed_bytes": saturated(o.packed),
+        "packs": o.packs,
+        "outgrew": o.grew,
+        "left_to_grow": o.outgrown,
+        "done": f.done,
+        "killed": ended(Verdict::Killed),
+        "never_fits": ended(Verdict::NeverFits),
+        "outgrew_the_device": ended(Verdict::Outgrew),
+        "nothing_to_do": ended(Verdict::Empty),
+    });
+    let dated = |(at, what): &(Nanos, String), key: &str| json!({ "at_s": s(at.0), key: what });
+    if o.proved > 0 {
+        all["proved_changes"] = o.proved.into();
+        all["harm"] = o.harm.as_ref().map(|harm| dated(harm, "why")).into();
     }
-}
-
-/// The result under one policy and one mechanism.
-#[derive(Serialize)]
-struct PolicyReport<'a> {
-    policy: &'a str,
-    mechanism: &'a str,
-    makespan_s: f64,
-    mean_admission_s: f64,
-    mean_queuing_s: f64,
-    mean_completion_s: f64,
-    p95_completion_s: f64,
-    utilisation: f64,
-    fairness: f64,
-    switches: u64,
-    moved_bytes: u64,
-    packed_bytes: u64,
-    packs: u64,
-    outgrew: u64,
-    left_to_grow: u64,
-    done: usize,
-    killed: Vec<&'a str>,
-    never_fits: Vec<&'a str>,
-    outgrew_the_device: Vec<&'a str>,
-    nothing_to_do: Vec<&'a str>,
-    /// The result of `--check`: `proved_changes` and `harm`.
-    #[serde(flatten)]
-    proof: Option<Value>,
-    /// Latencies of requests to inference jobs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    inference: Option<Value>,
-    /// What the job of `--explain` waited for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    explained: Option<Value>,
-}
-
-impl<'a> PolicyReport<'a> {
-    fn of(run: &'a Run, jobs: &'a [Job], explained: Option<usize>) -> Self {
-        let (f, o) = (&run.figures, &run.outcome);
-        let ended = |v: Verdict| -> Vec<&str> {
-            let all = o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == v);
-            all.map(|(_, job)| &*job.name).collect()
-        };
-        let harm = |(at, why): &(Nanos, String)| json!({ "at_s": s(at.0), "why": why });
+    if let Some((mean, p99)) = worst(&run.latencies) {
         let requests = |l: &Latency| {
             let (mean_s, p99_s) = (s(l.mean.0), s(l.p99.0));
             let (job, requests) = (&jobs[l.job].name, l.requests);
             json!({ "job": job, "requests": requests, "mean_s": mean_s, "p99_s": p99_s })
         };
-        let inference = |(mean, p99): (Nanos, Nanos)| {
-            json!({
-                "mean_s": s(mean.0),
-                "worst_p99_s": s(p99.0),
-                "devices": devices(run, jobs),
-                "jobs": run.latencies.iter().map(requests).collect::<Value>(),
-            })
-        };
-        let reason = |(at, what): &(Nanos, String)| json!({ "at_s": s(at.0), "what": what });
-        let why = || o.reasons.iter().map(reason).collect::<Value>();
-        Self {
-            policy: run.policy,
-            mechanism: run.mechanism,
-            makespan_s: s(f.makespan),
-            mean_admission_s: s(f.admission),
-            mean_queuing_s: s(f.queuing),
-            mean_completion_s: s(f.completion),
-            p95_completion_s: s(f.p95),
-            utilisation: f.utilisation,
-            fairness: f.fairness,
-            switches: o.switches,
-            moved_bytes: saturated(o.moved),
-            packed_bytes: saturated(o.packed),
-            packs: o.packs,
-            outgrew: o.grew,
-            left_to_grow: o.outgrown,
-            done: f.done,
-            killed: ended(Verdict::Killed),
-            never_fits: ended(Verdict::NeverFits),
-            outgrew_the_device: ended(Verdict::Outgrew),
-            nothing_to_do: ended(Verdict::Empty),
-            proof: (o.proved > 0)
-                .then(|| json!({ "proved_changes": o.proved, "harm": o.harm.as_ref().map(harm) })),
-            inference: worst(&run.latencies).map(inference),
-            explained: explained.map(|job| json!({ "job": jobs[job].name, "why": why() })),
-        }
+        all["inference"] = json!({
+            "mean_s": s(mean.0),
+            "worst_p99_s": s(p99.0),
+            "devices": devices(run, jobs),
+            "jobs": run.latencies.iter().map(requests).collect::<Value>(),
+        });
     }
+    if let Some(job) = explained {
+        let why = o.reasons.iter().map(|reason| dated(reason, "what")).collect::<Value>();
+        all["explained"] = json!({ "job": jobs[job].name, "why": why });
+    }
+    all
 }
 
 fn rows<'r>(path: &Path, runs: &'r [Run], jobs: &[Job]) -> anyhow::Result<()> {
     let times = |t: Nanos| format!("{}.{:09}", t.0 / 1_000_000_000, t.0 % 1_000_000_000);
-    let heads = [
-        "policy",
-        "mechanism",
-        "job",
-        "verdict",
-        "submit_s",
-        "admitted_s",
-        "start_s",
-        "end_s",
-        "work_s",
-        "served_s",
-        "switches",
-    ];
+    let heads = "policy,mechanism,job,verdict,submit_s,admitted_s,start_s,end_s,work_s,served_s,\
+                 switches";
     let row = |(run, (job, result)): (&Run, (&Job, &JobResult))| {
         [
             run.policy.to_owned(),
@@ -446,7 +381,7 @@ fn rows<'r>(path: &Path, runs: &'r [Run], jobs: &[Job]) -> anyhow::Result<()> {
         ]
     };
     let of = |run: &'r Run| jobs.iter().zip(&run.outcome.jobs).map(move |both| (run, both));
-    output::csv(path, heads, runs.iter().flat_map(of).map(row))
+    output::csv(path, heads.split(','), runs.iter().flat_map(of).map(row))
 }
 
 /// What [`draw`] calls the layers of memory.

@@ -192,3 +192,11 @@ pub struct Plan {
     /// The figures that the plan promises, without noise.
     pub figures: Figures,
 }
+
+impl Plan {
+    /// The window that its jobs hold in turn, if they share one.
+    #[must_use]
+    pub fn window(&self) -> Option<&Window> {
+        self.jobs.iter().find_map(|job| job.window.as_ref())
+    }
+}

@@ -46,6 +46,21 @@ pub struct Link {
     pub overhead_ns: u64,
 }
 
+impl Link {
+    /// The link with other rates, which `rate` gives for those to the device and from it.
+    #[must_use]
+    pub fn with(self, rate: [impl Fn(u64) -> u64; 2]) -> Self {
+        let [to, from] = rate;
+        Self {
+            h2d: to(self.h2d),
+            d2h: from(self.d2h),
+            h2d_contended: to(self.h2d_contended),
+            d2h_contended: from(self.d2h_contended),
+            ..self
+        }
+    }
+}
+
 /// The properties on which the workspace of a GPU's kernels and libraries depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

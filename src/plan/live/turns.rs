@@ -2,22 +2,15 @@
 //! [`crate::sim::share::policy`], asked whenever a job is between two iterations.
 
 use crate::compact::CompactSort;
-use crate::sim::share::policy::{Policy, Style, choose};
-use crate::units::Nanos;
+use crate::sim::share::policy::{Candidate, Policy, Style};
 
 /// An admitted job, as a policy sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Resident {
-    /// When it was submitted.
-    pub submit: Nanos,
-    /// Its rank by the policy.
-    pub rank: u64,
+    /// What its place in the policy's order follows from.
+    pub candidate: Candidate,
     /// The share of the device that it keeps busy alone, per mille.
     pub utilisation: u32,
-    /// The time of its iterations so far. A new job begins with the least of the present jobs.
-    pub service: Nanos,
-    /// Whether it has begun its first iteration.
-    pub begun: bool,
     /// Whether it is within an iteration.
     pub running: bool,
     /// Whether it can begin an iteration now: its memory is in place.
@@ -26,65 +19,44 @@ pub struct Resident {
     pub loaded: bool,
 }
 
-/// Which of the residents, in the order of their launch, begin an iteration now. `overdue`
-/// is the resident that goes first whatever its rank.
-pub fn begin(policy: &Policy, residents: &[Resident], overdue: Option<usize>) -> Vec<usize> {
-    let rank =
-        |&job: &usize| (overdue != Some(job), residents[job].rank, residents[job].submit, job);
-    let idle = residents.iter().all(|resident| !resident.running);
-    let ready = |job: &usize| residents[*job].ready && !residents[*job].running;
-    let able = |job: &usize| residents[*job].loaded;
-    let all = 0..residents.len();
+/// Which of the residents, in the order of their launch, begin an iteration now.
+pub fn begin(policy: &Policy, residents: &[Resident]) -> Vec<usize> {
+    let able = |job: &usize| policy.style == Style::One || residents[*job].loaded;
+    let mut ranked: Vec<usize> = (0..residents.len()).filter(able).collect();
+    ranked.compact_sort_by_key(|&job| (policy.place(&residents[job].candidate), job));
+    let overdue = ranked.first().is_some_and(|&first| residents[first].candidate.overdue);
+    let utilised = ranked.into_iter().map(|job| (job, residents[job].utilisation));
+    let mut chosen = policy.choose(utilised, residents.len(), overdue, |_| true);
     // A policy of one job at a time waits for the running one.
-    let alone = |job: Option<usize>| job.filter(|_| idle).into_iter().collect();
-    match policy.style {
-        Style::All => all.filter(ready).collect(),
-        Style::One { preempts: false } => {
-            let begun = all.clone().find(|&job| residents[job].begun);
-            alone(begun.or(all.min_by_key(rank)).filter(ready))
-        }
-        Style::One { preempts: true } => alone(all.filter(able).min_by_key(rank).filter(ready)),
-        Style::Rotating => {
-            let served = |&job: &usize| (residents[job].service, job);
-            alone(all.filter(able).min_by_key(served).filter(ready))
-        }
-        Style::UntilBusy { .. } => {
-            let mut ranked: Vec<usize> = all.filter(able).collect();
-            ranked.compact_sort_by_key(rank);
-            let head = overdue.is_some() && ranked.first().copied() == overdue;
-            let utilised = ranked.into_iter().map(|job| (job, residents[job].utilisation));
-            let mut chosen = choose(utilised, residents.len(), head, |_| true);
-            chosen.retain(ready);
-            chosen.sort_unstable();
-            chosen
-        }
-    }
+    let busy = policy.style.in_turn() && residents.iter().any(|resident| resident.running);
+    chosen.retain(|&job| !busy && residents[job].ready && !residents[job].running);
+    chosen.sort_unstable();
+    chosen
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sim::share::policy::find;
+    use crate::units::Nanos;
 
     /// A job of this submission, work left and service.
     type Job = (Resident, Nanos);
 
     fn job(submit: u64, left: u64, service: u64) -> Job {
         let (submit, service) = (Nanos(submit), Nanos(service));
-        let (rank, utilisation, begun, running, ready, loaded) = (0, 600, false, false, true, true);
-        let resident =
-            Resident { submit, rank, utilisation, service, begun, running, ready, loaded };
-        (resident, Nanos(left))
+        let candidate = Candidate { submit, service, ..Candidate::default() };
+        let (utilisation, running, ready, loaded) = (600, false, true, true);
+        (Resident { candidate, utilisation, running, ready, loaded }, Nanos(left))
     }
 
     fn asked(policy: &str, jobs: &[Job]) -> Vec<usize> {
-        overdue(policy, jobs, None)
-    }
-
-    fn overdue(policy: &str, jobs: &[Job], overdue: Option<usize>) -> Vec<usize> {
         let policy = find(policy).expect("a policy");
-        let ranked = |(job, left): &Job| Resident { rank: policy.rank(job.submit, *left), ..*job };
-        begin(policy, &jobs.iter().map(ranked).collect::<Vec<_>>(), overdue)
+        let ranked = |(job, left): &Job| {
+            let rank = policy.rank(job.candidate.submit, *left);
+            Resident { candidate: Candidate { rank, ..job.candidate }, ..*job }
+        };
+        begin(policy, &jobs.iter().map(ranked).collect::<Vec<_>>())
     }
 
     #[test]
@@ -97,7 +69,7 @@ mod tests {
         // Two jobs of 600 per mille keep the device busy: the two with the least work left.
         assert_eq!(asked("neap", &jobs), [1, 2]);
         // The first job that began runs to its end.
-        jobs[2].0.begun = true;
+        jobs[2].0.candidate.begun = true;
         assert_eq!(asked("fifo", &jobs), [2]);
         // One job at a time: all wait for the running one.
         jobs[0].0.running = true;
@@ -119,7 +91,8 @@ mod tests {
 
     #[test]
     fn an_overdue_job_goes_first_and_is_not_slowed() {
-        let jobs = [job(0, 50, 0), job(1, 10, 0), job(2, 30, 0)];
-        assert_eq!(overdue("neap", &jobs, Some(0)), [0]);
+        let mut jobs = [job(0, 50, 0), job(1, 10, 0), job(2, 30, 0)];
+        jobs[0].0.candidate.overdue = true;
+        assert_eq!(asked("neap", &jobs), [0]);
     }
 }

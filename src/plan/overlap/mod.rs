@@ -27,12 +27,12 @@ use std::collections::BTreeMap;
 
 use super::budget::{Infeasible, PlanError, feasible};
 use super::together::{self, Job, Jobs, Memo, Together};
-use crate::contract::{Plan, Window};
+use crate::contract::Plan;
 use crate::device::roofline;
 use crate::job::liveness::Liveness;
 use crate::sim::beside::{Shared, Work};
 use crate::sim::engine::{self, Durations};
-use crate::sim::program::{Begin, Program};
+use crate::sim::program::Program;
 use crate::sim::rounds::Under;
 use crate::units::{Bytes, Nanos, saturated};
 use search::Options;
@@ -54,14 +54,6 @@ pub struct Overlapped {
     pub apart: Option<Vec<Nanos>>,
     /// How long each job holds the window in an iteration alone.
     pub held: Vec<Nanos>,
-}
-
-impl Overlapped {
-    /// The window that the jobs share, if they share one.
-    #[must_use]
-    pub fn window(&self) -> Option<&Window> {
-        self.together.plan.jobs.iter().find_map(|job| job.window.as_ref())
-    }
 }
 
 /// Makes one plan of all jobs within the budget. They share bytes if that is faster than without,
@@ -110,16 +102,12 @@ pub fn minimum(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
 }
 
 fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>, lowest: u64) -> PlanError {
-    let nothing = Infeasible {
-        budget: jobs.budget,
-        floor: Bytes::ZERO,
-        lowest: Bytes(lowest),
-        blocked: String::new(),
-    };
-    let mut no = refused.unwrap_or_else(|| Box::new(nothing));
+    let lowest = Bytes(lowest);
+    let nothing = || Infeasible { budget: jobs.budget, lowest, ..Infeasible::default() };
+    let mut no = refused.unwrap_or_else(|| Box::new(nothing()));
     // Bytes are shared, so needs no longer add up. But each job still needs its own floor.
     no.floor = jobs.jobs.iter().map(|job| Liveness::of(job.graph).floor).max().unwrap_or_default();
-    no.lowest = no.lowest.min(Bytes(lowest)).max(jobs.budget + Bytes(1));
+    no.lowest = no.lowest.min(lowest).max(jobs.budget + Bytes(1));
     no.blocked += "; nor does a window to share make up for it";
     PlanError::Infeasible(no)
 }
@@ -179,12 +167,8 @@ fn held(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
         let run = engine::nominal(program, &jobs.device.link).map_err(defect)?;
         let mut stretches: BTreeMap<usize, (Nanos, Nanos)> = BTreeMap::new();
         for r in &program.residencies {
-            let stretch = match r.begin {
-                Begin::Iteration => None,
-                Begin::Step(s) => program.stretches.step(s),
-                Begin::Copy(c) => program.stretches.copy(c),
-            };
-            let Some(stretch) = stretch.filter(|_| inside(plan, r.offset)) else { continue };
+            let stretch = program.stretches.at(r.begin).filter(|_| inside(plan, r.offset));
+            let Some(stretch) = stretch else { continue };
             let (from, until) = engine::life(r, &run);
             let all = stretches.entry(stretch).or_insert((from, until));
             *all = (all.0.min(from), all.1.max(until));
@@ -195,6 +179,5 @@ fn held(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
 }
 
 fn inside(plan: &Plan, offset: Option<Bytes>) -> bool {
-    let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
-    window.zip(offset).is_some_and(|(w, o)| o >= w.offset && o < w.offset + w.bytes)
+    plan.window().zip(offset).is_some_and(|(w, o)| o >= w.offset && o < w.offset + w.bytes)
 }

@@ -191,9 +191,8 @@ impl<'a> Options<'a> {
                         break;
                     }
                     let Some(laid) = self.lay(&division, &mut layouts)? else { break };
-                    if let Some(over) =
-                        laid.bytes.checked_sub(jobs.budget.0).filter(|over| *over > 0)
-                    {
+                    let over = laid.bytes.saturating_sub(jobs.budget.0);
+                    if over > 0 {
                         *lowest = (*lowest).min(laid.bytes);
                         budget = budget.saturating_sub(over.max(512));
                         continue;
@@ -206,33 +205,34 @@ impl<'a> Options<'a> {
                         }
                         // No job is faster beside others than alone.
                         let alone: Vec<Nanos> = runs.iter().map(|(_, run)| run.iteration).collect();
-                        if best.as_ref().is_some_and(|b| {
-                            cost(jobs, &plan, &alone) >= cost(jobs, &plan, &b.beside)
-                        }) {
+                        let best_cost = best.as_ref().map(|b| cost(jobs, &plan, &b.beside));
+                        let slower = |times: &[Nanos]| {
+                            best_cost.is_some_and(|best| cost(jobs, &plan, times) >= best)
+                        };
+                        if slower(&alone) {
                             continue;
                         }
                         let times = beside(jobs, &plan)?;
-                        if best.as_ref().is_none_or(|b| {
-                            cost(jobs, &plan, &times) < cost(jobs, &plan, &b.beside)
-                        }) {
-                            let mut parts = laid.parts.clone();
-                            for ((part, own), (program, run)) in
-                                parts.iter_mut().zip(&laid.own).zip(runs)
-                            {
-                                let part = Arc::make_mut(part);
-                                let figures = &mut part.plan.figures;
-                                let gained = part.run.iteration - run.iteration;
-                                figures.arena_bytes = Bytes(*own);
-                                figures.iteration_ns = run.iteration;
-                                figures.first_iteration_ns =
-                                    figures.first_iteration_ns.saturating_sub(gained);
-                                figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
-                                (part.program, part.run) = (program, run);
-                            }
-                            let held = held(jobs, &plan)?;
-                            let (together, apart) = (Together { plan, parts }, apart.clone());
-                            *best = Some(Overlapped { together, beside: times, apart, held });
+                        if slower(&times) {
+                            continue;
                         }
+                        let mut parts = laid.parts.clone();
+                        for ((part, own), (program, run)) in
+                            parts.iter_mut().zip(&laid.own).zip(runs)
+                        {
+                            let part = Arc::make_mut(part);
+                            let figures = &mut part.plan.figures;
+                            let gained = part.run.iteration - run.iteration;
+                            figures.arena_bytes = Bytes(*own);
+                            figures.iteration_ns = run.iteration;
+                            figures.first_iteration_ns =
+                                figures.first_iteration_ns.saturating_sub(gained);
+                            figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
+                            (part.program, part.run) = (program, run);
+                        }
+                        let held = held(jobs, &plan)?;
+                        let (together, apart) = (Together { plan, parts }, apart.clone());
+                        *best = Some(Overlapped { together, beside: times, apart, held });
                     }
                     break;
                 }

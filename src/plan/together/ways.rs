@@ -22,10 +22,10 @@
 use std::sync::Arc;
 
 use super::memo::Known;
-use super::{Job, Jobs, Made, Memo, by_peak, parts, shares};
+use super::{Job, Jobs, Made, Memo, by_peak, parts, shares, sum};
 use crate::budget::{Infeasible, PlanError, Planned, feasible};
 use crate::compact::CompactSort;
-use crate::device::{Link, Profile};
+use crate::device::Profile;
 use crate::method::{Method, SMALL};
 use crate::sim::beside::Work;
 use crate::sim::engine::Durations;
@@ -263,7 +263,7 @@ fn planned(
     let attempt = |mut devices: Vec<Profile>| -> Result<Vec<_>, PlanError> {
         if let Way::Link(_, parts) = way {
             for (device, &part) in devices.iter_mut().zip(parts) {
-                device.link = at_rate(&device.link, part);
+                device.link = device.link.with([|rate| scaled(rate, part, FULL).max(1); 2]);
             }
         }
         let made = match arenas {
@@ -287,26 +287,11 @@ fn planned(
         back.into_iter().collect()
     };
     let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()])?;
-    if pinned(&made) <= jobs.device.pinned_bytes {
+    if sum(&made, |figures| figures.pinned_bytes) <= jobs.device.pinned_bytes {
         return Ok(made);
     }
     // Together they need more pinned memory than there is, so each job gets its part.
     attempt(shares(jobs, memo))
-}
-
-fn pinned(parts: &[Arc<Planned>]) -> Bytes {
-    parts.iter().map(|p| p.plan.figures.pinned_bytes).sum()
-}
-
-fn at_rate(link: &Link, part: u64) -> Link {
-    let rate = |rate: u64| scaled(rate, part, FULL).max(1);
-    Link {
-        h2d: rate(link.h2d),
-        d2h: rate(link.d2h),
-        h2d_contended: rate(link.h2d_contended),
-        d2h_contended: rate(link.d2h_contended),
-        ..*link
-    }
 }
 
 /// Rounds of the same jobs with different plans.
@@ -353,8 +338,7 @@ impl<'j, 'a> Rounds<'j, 'a> {
             Party { work: Work { program, durations, utilisation }, own }
         };
         let parties: Vec<Party<'_>> = self.known.iter().enumerate().map(party).collect();
-        let round = if self.short { rounds::short_round } else { rounds::round };
-        round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
+        rounds::round(&parties, link, self.short).map_err(|e| PlanError::Defect(e.to_string()))
     }
 
     fn beside(&self, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {
@@ -446,20 +430,16 @@ pub(super) fn by_priority(jobs: &Jobs<'_>, mut parts: Vec<Arc<Planned>>) -> Vec<
 fn mix<'p>(
     rounds: &Rounds<'_, '_>,
     mut best: u128,
-    from: Vec<Arc<Planned>>,
+    mut now: Vec<Arc<Planned>>,
     others: impl Iterator<Item = &'p [Arc<Planned>]>,
 ) -> Result<(u128, Vec<Arc<Planned>>), PlanError> {
     let jobs = rounds.jobs;
-    let mut now = from;
-    let sum = |parts: &[Arc<Planned>], of: fn(&Planned) -> Bytes| -> Bytes {
-        parts.iter().map(|p| of(p)).sum()
-    };
     for other in others {
         for index in 0..now.len() {
             let mut tried = now.clone();
             tried[index] = Arc::clone(&other[index]);
-            let fits = sum(&tried, |p| p.plan.figures.arena_bytes) <= jobs.budget
-                && sum(&tried, |p| p.plan.figures.pinned_bytes) <= jobs.device.pinned_bytes;
+            let fits = sum(&tried, |figures| figures.arena_bytes) <= jobs.budget
+                && sum(&tried, |figures| figures.pinned_bytes) <= jobs.device.pinned_bytes;
             if !fits || tried[index].plan.jobs[0].events == now[index].plan.jobs[0].events {
                 continue;
             }
@@ -539,7 +519,7 @@ fn level(
     for index in (0..now.len()).filter(|&index| !uneven(index)) {
         leveled[index] = Arc::clone(&now[index]);
     }
-    let takes = pinned(&leveled) <= jobs.device.pinned_bytes
+    let takes = sum(&leveled, |figures| figures.pinned_bytes) <= jobs.device.pinned_bytes
         && rounds.cost(&leveled)? <= best + best / NEAR;
     Ok(if takes { leveled } else { now })
 }

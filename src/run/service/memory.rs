@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::compact::Gather;
+#[cfg(test)]
 use crate::sim::share::check::Picture;
 use crate::sim::share::lanes::{JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
@@ -46,13 +47,10 @@ pub struct Memory {
 
 impl Memory {
     /// An empty arena with at most `most` lanes.
-    #[must_use]
     pub fn new(arena: Bytes, most: usize) -> Self {
         Self { lanes: Lanes::new(arena, Mode::Neap, most), layout: Layout::new(arena) }
     }
 
-    /// The lanes of the arena.
-    #[must_use]
     pub fn lanes(&self) -> &Lanes {
         &self.lanes
     }
@@ -83,7 +81,6 @@ impl Memory {
     }
 
     /// The addresses of every job.
-    #[must_use]
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
         let spot = |(job, _, lane): (JobId, Bytes, Option<(LaneId, Bytes)>)| {
             let (lane, need) = lane?;
@@ -95,12 +92,12 @@ impl Memory {
     }
 
     /// The bytes in use: persistent memory and lanes.
-    #[must_use]
     pub fn used(&self) -> Bytes {
-        self.lanes.capacity() - self.lanes.free()
+        self.lanes.used()
     }
 
     /// The state of the memory, for the checker, with the jobs' needs.
+    #[cfg(test)]
     pub fn picture(&self, need: impl Fn(JobId) -> Need) -> Picture {
         self.lanes.picture(self.lanes.capacity(), need, |item| self.layout.at(item))
     }

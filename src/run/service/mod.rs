@@ -1,18 +1,18 @@
 //! Several jobs on one device at once: one process, one arena, scheduled at iteration boundaries.
 //!
 //! The service runs plans in lanes under a policy; [`crate::sim::share`] simulates the same
-//! decisions. Each job has its own thread and streams, and a part of the shared arena ([`split`],
-//! [`memory`]). [`scheduler`] decides which job runs next. Jobs may come and go during the run, and
-//! are then planned again together, and also when measured latencies drift ([`feedback`]). A job
+//! decisions. Each job has its own thread and streams, and a part of the shared arena (`split`,
+//! `memory`). `scheduler` decides which job runs next. Jobs may come and go during the run, and
+//! are then planned again together, and also when measured latencies drift (`feedback`). A job
 //! computes the same numbers as when it runs alone, because other jobs affect only its timing.
 
-pub mod feedback;
-pub mod memory;
+mod feedback;
+mod memory;
 mod planning;
-pub mod record;
-pub mod scheduler;
-pub mod split;
-pub mod worker;
+mod record;
+mod scheduler;
+mod split;
+mod worker;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +34,7 @@ use crate::job::json;
 use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
+use crate::sim::share::memory::Need;
 use crate::sim::share::policy::Policy;
 use crate::units::{BLOCK, Bytes, Nanos, id32, saturated};
 use feedback::Feedback;
@@ -200,8 +201,8 @@ fn first_coming(Tenant { name, work, .. }: &Tenant) -> Result<Coming, ServiceErr
 ///
 /// # Errors
 /// When the plan can't be read.
-pub fn needs(work: &Work) -> Result<Needs, RunError> {
-    coming(work, &work.plan, 0).map(|c| c.needs)
+pub fn needs(work: &Work) -> Result<Need, RunError> {
+    coming(work, &work.plan, 0).map(|c| c.needs.bytes())
 }
 
 /// Runs `tenants`, and the jobs that are submitted later, until all have ended and no more requests

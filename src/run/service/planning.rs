@@ -46,15 +46,15 @@ pub(super) struct Made {
 }
 
 /// Where jobs are planned.
-struct Place<'a> {
-    asked: &'a [Asked],
-    device: &'a Profile,
+struct Place {
+    asked: Vec<Asked>,
+    device: Profile,
     arena: Bytes,
     /// Whether one job runs at a time.
     in_turn: bool,
 }
 
-impl Place<'_> {
+impl Place {
     fn jobs(&self) -> Jobs<'_> {
         let jobs = self.asked.iter().map(|asked| {
             let Work { graph, method, priority, swap_limit, .. } = &*asked.work;
@@ -66,7 +66,7 @@ impl Place<'_> {
         });
         Jobs {
             jobs: jobs.collect(),
-            device: self.device,
+            device: &self.device,
             budget: self.arena,
             recorded_options: BTreeMap::new(),
         }
@@ -208,7 +208,7 @@ impl Service<'_, '_> {
             return;
         }
         let device = Profile { link: self.feedback.planning(), ..self.options.device.clone() };
-        let in_turn = self.options.policy.in_turn();
+        let in_turn = self.options.policy.style.in_turn();
         let seats: Vec<_> = jobs.iter().map(|&id| (id, &*self.seats[id].work)).collect();
         let mut latencies = self.feedback.latencies(&seats, &device, in_turn);
         let kind = |&id: &usize| (&*self.seats[id].sha256, self.feedback.ran(id));
@@ -218,15 +218,15 @@ impl Service<'_, '_> {
             let plan = seat.plans[seat.plans.len() - 1].clone();
             Asked { work: Arc::clone(&seat.work), sha256: seat.sha256.clone(), plan, latencies }
         };
-        let asked: Vec<Asked> = jobs.iter().zip(latencies).map(one).collect();
-        let (number, arena, sender) = (self.asked, self.options.arena, self.mailbox.sender.clone());
+        let asked = jobs.iter().zip(latencies).map(one).collect();
+        let place = Place { asked, device, arena: self.options.arena, in_turn };
+        let (number, sender) = (self.asked, self.mailbox.sender.clone());
         let jobs = jobs.into_iter().map(id32).collect();
         self.planning = Some((number, jobs, std::mem::take(&mut self.why)));
         self.scope.spawn(move || {
             let began = Instant::now();
-            let place = Place { asked: &asked, device: &device, arena, in_turn };
             let plans = place.plans();
-            let old: Vec<JobPlan> = asked.iter().map(|asked| asked.plan.clone()).collect();
+            let old: Vec<JobPlan> = place.asked.iter().map(|asked| asked.plan.clone()).collect();
             let times = |new: &Vec<JobPlan>| Some((place.predicted(&old)?, place.predicted(new)?));
             let predicted = plans.as_ref().ok().and_then(times);
             let took = Nanos(saturated(began.elapsed().as_nanos()));

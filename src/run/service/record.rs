@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde::ser::{SerializeStruct, Serializer};
 
 use crate::Outcome;
 use crate::compact::Gather;
@@ -53,22 +52,13 @@ impl Verdict {
     }
 }
 
-impl Serialize for Verdict {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut both = serializer.serialize_struct("Verdict", 2)?;
-        both.serialize_field("verdict", self.word())?;
-        both.serialize_field("reason", &self.reason())?;
-        both.end()
-    }
-}
-
 /// The record of a job. Times count from the start of the service.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct JobReport {
     /// Its name.
     pub name: String,
     /// How it ended.
-    #[serde(flatten)]
+    #[serde(skip)]
     pub verdict: Verdict,
     /// When it was submitted.
     pub submitted_ns: Nanos,

@@ -12,11 +12,11 @@ use super::memory::{Entry, Memory, Spot};
 use crate::compact::{CompactSort, Gather};
 use crate::sim::share::lanes::{JobId, Join, LaneId, MOST};
 use crate::sim::share::memory::Need;
-use crate::sim::share::policy::{Policy, Style, choose};
+use crate::sim::share::policy::{Candidate, Policy, Style};
 use crate::units::{Bytes, Nanos, saturated};
 
 /// A job's needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Bytes kept between iterations.
     pub persistent: Bytes,
@@ -30,8 +30,6 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Persistent and ephemeral bytes.
-    #[must_use]
     pub const fn bytes(&self) -> Need {
         (self.persistent, self.ephemeral)
     }
@@ -40,11 +38,10 @@ impl Needs {
 /// A job that is being submitted.
 #[derive(Clone, Copy, Debug)]
 pub struct Coming {
-    /// What it needs.
     pub needs: Needs,
     /// The share of the device that it keeps busy, per mille.
     pub utilisation: u32,
-    /// Number of iterations, at least 1.
+    /// At least 1.
     pub iterations: u32,
     /// Expected time of an iteration.
     pub iteration: Nanos,
@@ -63,10 +60,10 @@ pub enum Order {
     Stop(JobId),
 }
 
-/// The state of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// Not on the device.
+    #[default]
     Waiting,
     /// On the device, between iterations.
     Idle,
@@ -78,7 +75,7 @@ enum State {
     Out,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Tenant {
     needs: Needs,
     /// Its needs under its next plan, until it uses that plan.
@@ -97,7 +94,7 @@ struct Tenant {
     turns: u64,
 }
 
-/// The scheduler's state.
+/// The jobs of a device and their memory.
 pub struct Scheduler {
     policy: &'static Policy,
     patience: Nanos,
@@ -111,14 +108,11 @@ pub struct Scheduler {
 impl Scheduler {
     /// An empty device. `patience` after its submission a job is overdue; `turn` is the shortest
     /// service after which memory is moved for a turn.
-    #[must_use]
     pub fn new(policy: &'static Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
-        let memory = Memory::new(arena, if policy.in_turn() { 1 } else { MOST });
+        let memory = Memory::new(arena, if policy.style.in_turn() { 1 } else { MOST });
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
 
-    /// The device's memory.
-    #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -130,16 +124,12 @@ impl Scheduler {
         }
         let tenant = Tenant {
             needs: coming.needs,
-            next: None,
             utilisation: coming.utilisation,
             submit: now,
-            state: State::Waiting,
-            begun: false,
-            stopping: false,
             left: coming.iterations.max(1),
             expected: coming.iteration,
-            measured: None,
             turns: self.jobs.values().map(|t| t.turns).min().unwrap_or(0),
+            ..Tenant::default()
         };
         self.jobs.insert(job, tenant);
         true
@@ -178,7 +168,6 @@ impl Scheduler {
         }
     }
 
-    /// A job has ended.
     pub fn ended(&mut self, job: JobId) {
         self.jobs.remove(&job);
         self.memory.leave(job);
@@ -192,15 +181,14 @@ impl Scheduler {
     }
 
     /// The reason why a job that is not admitted waits.
-    #[must_use]
     pub fn waits_for(&self, job: JobId) -> Option<String> {
         let tenant = self.jobs.get(&job).filter(|t| t.state == State::Waiting)?;
         let needs = tenant.needs;
         let fits = self.fits(&self.memory, job, &needs);
         Some(match self.policy.style {
-            Style::One { preempts: false } => "the jobs before it to end".to_owned(),
+            Style::One => "the jobs before it to end".to_owned(),
             _ if self.room_for.is_some() => "others to move together".to_owned(),
-            Style::UntilBusy { .. } if fits => {
+            Style::Fill | Style::UntilBusy if fits => {
                 "its turn: jobs with less work left keep the device busy".to_owned()
             }
             _ if fits => "its turn".to_owned(),
@@ -219,16 +207,8 @@ impl Scheduler {
         self.moving(&mut orders);
         let order = self.ranked(now);
         let wanted = match self.policy.style {
-            Style::One { preempts: false } => {
-                // To its end.
-                let begun = order.iter().find(|job| self.jobs[job].begun);
-                let one: Vec<JobId> = begun.or(order.first()).copied().into_iter().collect();
-                self.in_order(&one, 1, &mut orders)
-            }
-            Style::One { preempts: true } => self.in_order(&order, 1, &mut orders),
-            Style::All => self.in_order(&order, order.len(), &mut orders),
-            Style::Rotating => self.least_served(&order, &mut orders),
-            Style::UntilBusy { .. } => self.until_busy(&order, now, &mut orders),
+            Style::Fill | Style::UntilBusy => self.until_busy(&order, now, &mut orders),
+            _ => self.in_order(&order, &mut orders),
         };
         self.adopt(&mut orders);
         self.go(&wanted, &mut orders);
@@ -289,7 +269,7 @@ impl Scheduler {
     /// Jobs that may run at the same time share a lane only if they were planned to. Other jobs
     /// share one.
     fn join(&self, needs: &Needs) -> Join {
-        if needs.shares || self.policy.in_turn() { Join::Share } else { Join::Own }
+        if needs.shares || self.policy.style.in_turn() { Join::Share } else { Join::Own }
     }
 
     fn admit(&mut self, job: JobId, out: &BTreeSet<JobId>) -> Entry {
@@ -376,62 +356,56 @@ impl Scheduler {
         let took: u128 = ran().map(|(measured, _)| u128::from(measured)).sum();
         let thought: u128 = ran().map(|(_, expected)| u128::from(expected)).sum();
         let (took, thought) = if took == 0 || thought == 0 { (1, 1) } else { (took, thought) };
-        let rank = |t: &Tenant| {
+        let left = |t: &Tenant| {
             let expected = || u128::from(t.expected.0) * took / thought;
             let iteration = t.measured.map_or_else(expected, |m| m.0.into());
-            self.policy.rank(t.submit, Nanos(saturated(iteration * u128::from(t.left))))
+            Nanos(saturated(iteration * u128::from(t.left)))
         };
-        let mut order: Vec<JobId> =
-            self.jobs.iter().filter(|(_, t)| !t.stopping).map(|(id, _)| *id).collect();
-        order.compact_sort_by_key(|id| self.jobs.get(id).map(|t| (rank(t), t.submit, *id)));
-        if let Some(oldest) = self.overdue(now) {
-            order.retain(|&j| j != oldest);
-            order.insert(0, oldest);
-        }
-        order
+        let overdue = self.overdue(now);
+        let place = |(&job, t): (&JobId, &Tenant)| {
+            let (submit, rank) = (t.submit, self.policy.rank(t.submit, left(t)));
+            let (service, begun, overdue) = (Nanos(t.turns), t.begun, overdue == Some(job));
+            let candidate = Candidate { submit, rank, service, begun, overdue };
+            (self.policy.place(&candidate), job)
+        };
+        let mut order: Vec<_> = self.jobs.iter().filter(|(_, t)| !t.stopping).map(place).collect();
+        order.compact_sort();
+        order.into_iter().map(|(_, job)| job).collect()
     }
 
     fn overdue(&self, now: Nanos) -> Option<JobId> {
         let there = self.jobs.iter().filter(|(_, t)| !t.stopping);
-        let (job, oldest) =
-            there.min_by_key(|(id, t)| (t.submit, **id)).filter(|_| self.policy.ages)?;
-        (oldest.submit.0.saturating_add(self.patience.0) <= now.0).then_some(*job)
+        let (job, oldest) = there.min_by_key(|(id, t)| (t.submit, **id))?;
+        self.policy.overdue(oldest.submit, self.patience, now).then_some(*job)
     }
 
-    /// Brings jobs in, in order, and runs the first `most` of those on the device.
-    fn in_order(&mut self, order: &[JobId], most: usize, orders: &mut Vec<Order>) -> Vec<JobId> {
-        for &job in order {
-            let waits = self.state(job) == Some(State::Waiting);
-            if waits && !self.bring_in(job, orders) && !self.policy.skips {
-                break;
-            }
-        }
-        order.iter().copied().filter(|job| self.is_inside(*job)).take(most).collect()
-    }
-
-    /// Runs one job at a time, the one with the least service. A job that is not on the device
-    /// enters once it is behind by more than a turn.
-    fn least_served(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
-        let turns = |job: JobId| self.jobs.get(&job).map_or(u64::MAX, |t| t.turns);
-        let mut by_turns: Vec<(u64, JobId)> = order.iter().map(|&job| (turns(job), job)).collect();
-        by_turns.sort_unstable();
-        let order: Vec<JobId> = by_turns.iter().map(|(_, job)| *job).collect();
-        for &(turns, job) in &by_turns {
-            if self.state(job) != Some(State::Waiting)
-                || self.bring_in(job, orders)
-                || !self.policy.moves
-                || self.room_for.is_some()
-            {
+    /// Brings jobs in, in order, and runs the first of those on the device. Where jobs take turns
+    /// and memory moves, a job that is not on the device enters once it is behind by more than a
+    /// turn.
+    fn in_order(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
+        let turns = |of: &Self, job: &JobId| of.jobs.get(job).map_or(u64::MAX, |t| t.turns);
+        let seats = if self.policy.style == Style::One { 1 } else { order.len() };
+        let order = &order[..order.len().min(seats)];
+        for job in order {
+            if self.state(*job) != Some(State::Waiting) || self.bring_in(*job, orders) {
                 continue;
             }
-            let first = by_turns.iter().find(|(_, job)| self.is_inside(*job));
-            if first.is_none_or(|first| turns.saturating_add(self.turn.0) < first.0) {
+            if !self.policy.skips {
+                break;
+            }
+            if self.policy.style != Style::Rotating || self.room_for.is_some() {
+                continue;
+            }
+            let first = order.iter().find(|job| self.is_inside(**job));
+            let behind = turns(self, job).saturating_add(self.turn.0);
+            if self.policy.moves && first.is_none_or(|first| behind < turns(self, first)) {
                 // Until it is admitted, no other job is admitted and none runs.
-                self.send_out(job, &[], &order, orders);
+                self.send_out(*job, &[], order, orders);
                 return Vec::new();
             }
         }
-        order.into_iter().filter(|job| self.is_inside(*job)).take(1).collect()
+        let inside = order.iter().filter(|job| self.is_inside(**job)).map(|job| (*job, 0));
+        self.policy.choose(inside, order.len(), false, |_| true)
     }
 
     /// Runs the best jobs until the device is busy.
@@ -441,7 +415,7 @@ impl Scheduler {
         let overdue = self.overdue(now).is_some_and(|j| self.state(j) == Some(State::Waiting));
         // Jobs that were planned to share need one lane together.
         let (mut taken, mut lane) = (Bytes::ZERO, Bytes::ZERO);
-        let wanted = choose(ranked.into_iter(), MOST, overdue, |job| {
+        let wanted = self.policy.choose(ranked.into_iter(), MOST, overdue, |job| {
             let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return false };
             let (own, shared) = match needs.shares {
                 true => (Bytes::ZERO, lane.max(needs.ephemeral)),
@@ -482,7 +456,7 @@ impl Scheduler {
     }
 
     fn go(&mut self, wanted: &[JobId], orders: &mut Vec<Order>) {
-        let one = self.policy.in_turn();
+        let one = self.policy.style.in_turn();
         let spots = self.memory.spots();
         // The lanes in use, and whether they are passed on within iterations.
         let running = self.jobs.iter().filter(|(_, t)| t.state == State::Running);

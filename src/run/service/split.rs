@@ -36,7 +36,6 @@ pub struct Split {
 impl Split {
     /// Splits the ranges of the arena that a placed program uses; `window` is passed on within
     /// iterations.
-    #[must_use]
     pub fn of(program: &Program, window: Option<&Window>) -> Self {
         let between = |r: &Residency| r.begin == Begin::Iteration || r.stays;
         let outside = |at: Bytes, w: &Window| at < w.offset || at.0 >= w.offset.0 + w.bytes.0;
@@ -85,7 +84,6 @@ impl Split {
     }
 
     /// The program with its two parts at these addresses.
-    #[must_use]
     pub fn moved(&self, program: &Program, persistent: Bytes, ephemeral: Bytes) -> Program {
         let mut moved = program.clone();
         for r in &mut moved.residencies {

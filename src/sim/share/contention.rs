@@ -10,6 +10,8 @@
 //! measured iterations, and its 420 is set from the published ×2.38. A workload without
 //! measurements is taken to keep the device busy: no gain is claimed.
 
+use crate::units::Nanos;
+
 /// The whole of a device's compute, per mille.
 pub const WHOLE: u32 = 1000;
 
@@ -35,24 +37,15 @@ const NETS: [(&str, u64, u64); 11] = [
     ("inception4", 92_300, 12_625_000),
 ];
 
-/// A workload's speed alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Speed {
-    /// Time of an iteration alone in nanoseconds, where it was measured.
-    pub iteration_ns: Option<u64>,
-    /// The share of the device that it keeps busy alone, per mille.
-    pub utilisation: u32,
-}
-
-/// The speed of a workload, whose name is net_batch.
+/// Of a workload, whose name is net_batch: the time of its iteration alone, where it was measured,
+/// and the share of the device that it keeps busy alone, per mille.
 #[must_use]
-pub fn speed(workload: &str) -> Speed {
-    let unmeasured = |utilisation| Speed { iteration_ns: None, utilisation };
-    let unknown = unmeasured(WHOLE);
+pub fn speed(workload: &str) -> (Option<Nanos>, u32) {
+    let unknown = (None, WHOLE);
     let Some((net, batch)) = workload.rsplit_once('_') else { return unknown };
     let Ok(batch @ 1..=4096) = batch.parse::<u64>() else { return unknown };
     if net == "superres" && batch <= 128 {
-        return unmeasured(SUPERRES);
+        return (None, SUPERRES);
     }
     let Some((_, fixed, each)) = NETS.iter().find(|(name, ..)| *name == net) else {
         return unknown;
@@ -60,8 +53,7 @@ pub fn speed(workload: &str) -> Speed {
     let (fixed, whole) = (fixed * 1000, fixed * 1000 + each * batch);
     // Rounded up, so that it is at least 1 and at most the whole.
     let share = (whole - fixed * IDLE / 1000).saturating_mul(1000).div_ceil(whole);
-    let utilisation = u32::try_from(share).unwrap_or(u32::MAX);
-    Speed { iteration_ns: Some(whole), utilisation }
+    (Some(Nanos(whole)), u32::try_from(share).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -70,12 +62,11 @@ mod tests {
 
     #[test]
     fn what_was_calibrated_and_what_is_unknown() {
-        assert_eq!(speed("superres_128").utilisation, 420);
-        assert_eq!(speed("resnet50_50").utilisation, 937);
-        assert_eq!(speed("resnet50_50").iteration_ns, Some(225_350_000));
+        assert_eq!(speed("superres_128"), (None, 420));
+        assert_eq!(speed("resnet50_50"), (Some(Nanos(225_350_000)), 937));
         // The calibration did not use this measured time of 21 ms.
-        assert_eq!(speed("alexnet_25").iteration_ns, Some(21_350_000));
-        assert!(speed("alexnet_25").utilisation < speed("alexnet_100").utilisation);
+        assert_eq!(speed("alexnet_25").0, Some(Nanos(21_350_000)));
+        assert!(speed("alexnet_25").1 < speed("alexnet_100").1);
         for unknown in [
             "",
             "x",
@@ -85,7 +76,7 @@ mod tests {
             "resnet50_99999999999999999999",
             "alexneteval_5",
         ] {
-            assert_eq!(speed(unknown).utilisation, WHOLE, "{unknown}");
+            assert_eq!(speed(unknown), (None, WHOLE), "{unknown}");
         }
     }
 }

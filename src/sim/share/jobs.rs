@@ -34,10 +34,9 @@ pub struct Job {
     pub work: Nanos,
     /// Time of one iteration alone.
     pub iteration: Nanos,
-    /// Bytes that it holds across iterations.
-    pub persistent: Bytes,
-    /// Bytes that it needs besides within an iteration.
-    pub ephemeral: Bytes,
+    /// The bytes that it holds across iterations, and those that it needs besides within one, with
+    /// which it is admitted.
+    pub need: Need,
     /// The share of the device that it keeps busy alone, per mille.
     pub utilisation: u32,
     /// Its priority: larger goes first.
@@ -59,14 +58,6 @@ pub struct Growth {
     pub after: u64,
 }
 
-impl Job {
-    /// The persistent and ephemeral bytes that it is admitted with.
-    #[must_use]
-    pub fn need(&self) -> Need {
-        (self.persistent, self.ephemeral)
-    }
-}
-
 /// The trace, in order of submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
@@ -84,26 +75,9 @@ const MOST: usize = 4_000_000;
 /// The most work of all jobs together, in nanoseconds. Below it no simulated time overflows.
 const ALL_WORK: u128 = 1 << 59;
 
-const COLUMNS: [&str; 18] = [
-    "job",
-    "workload",
-    "graph",
-    "estimate",
-    "persistent_bytes",
-    "ephemeral_bytes",
-    "error_percent",
-    "actual_persistent_bytes",
-    "actual_ephemeral_bytes",
-    "grows_after",
-    "iteration_s",
-    "submit_s",
-    "duration_s",
-    "iterations",
-    "utilisation",
-    "priority",
-    "kill_s",
-    "rate_per_s",
-];
+const COLUMNS: &str = "job,workload,graph,estimate,persistent_bytes,ephemeral_bytes,\
+    error_percent,actual_persistent_bytes,actual_ephemeral_bytes,grows_after,iteration_s,submit_s,\
+    duration_s,iterations,utilisation,priority,kill_s,rate_per_s";
 
 /// Reads a trace. Workloads are looked up in `memory`. `margin` is by how many per cent the given
 /// bytes may be too low; a row's `error_percent` or an estimate's own margin comes before it.
@@ -113,7 +87,7 @@ const COLUMNS: [&str; 18] = [
 pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, RowsError> {
     let (mut jobs, mut lines, mut work) = (Vec::new(), Vec::new(), 0u128);
     let mut known = BTreeMap::new();
-    rows::read(path, LARGEST, &COLUMNS, &["job", "submit_s"], |row| {
+    rows::read(path, LARGEST, COLUMNS, "job,submit_s", |row| {
         let job = Given { row, memory, path, margin }.job(&mut known)?;
         work += u128::from(job.work.0);
         if work > ALL_WORK {
@@ -230,7 +204,7 @@ impl Given<'_> {
         let weighed = self.weigh(known)?;
         let (need, growth) = self.admission(&weighed)?;
         let known = row.cell("workload").map(speed);
-        let iteration = weighed.iteration.or(known.and_then(|k| k.iteration_ns).map(Nanos));
+        let iteration = weighed.iteration.or(known.and_then(|known| known.0));
         let iteration = row.time("iteration_s")?.or(iteration).unwrap_or(ITERATION);
         if iteration == Nanos::ZERO {
             return Err("iteration_s is 0; an iteration takes some time".into());
@@ -260,9 +234,8 @@ impl Given<'_> {
             submit,
             work,
             iteration,
-            persistent: need.0,
-            ephemeral: need.1,
-            utilisation: utilisation.or(known.map(|k| k.utilisation)).unwrap_or(WHOLE),
+            need,
+            utilisation: utilisation.or(known.map(|known| known.1)).unwrap_or(WHOLE),
             priority: priority.unwrap_or(0),
             kill: row.time("kill_s")?.map(|after| submit + after),
             rate,
@@ -304,7 +277,7 @@ mod tests {
         let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,error_percent,actual_persistent_bytes,actual_ephemeral_bytes\n";
         let trace =
             parse(&format!("{head}a,1000,10,0,1,12.5,1100,12\nb,1000,10,0,1,,1500,5\n")).unwrap();
-        let read = |job: &Job| (job.need(), job.growth.clone());
+        let read = |job: &Job| (job.need, job.growth.clone());
         assert_eq!(read(&trace.jobs[0]), ((Bytes(1125), Bytes(12)), None));
         let growth = Growth { need: (Bytes(1500), Bytes(10)), after: 1 };
         assert_eq!(read(&trace.jobs[1]), ((Bytes(1000), Bytes(10)), Some(Box::new(growth))));

@@ -17,7 +17,7 @@ use super::memory::Need;
 use crate::units::{Bytes, saturated};
 
 /// The rules for lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// The paper's algorithm with its gaps closed. A lane keeps its size until it is empty, and
     /// persistent memory never moves.
@@ -29,6 +29,7 @@ pub enum Mode {
     AsReleased,
     /// neap's own rules. Lanes shrink, and persistent memory may move to the host if the policy
     /// says so.
+    #[default]
     Neap,
 }
 
@@ -72,9 +73,15 @@ pub enum Join {
 }
 
 /// The lanes of a device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Lanes {
     capacity: Bytes,
+    /// The most bytes of one job.
+    each: Bytes,
+    /// Bytes that each job keeps besides its own.
+    context: Bytes,
+    /// Whether no two jobs share a lane, whatever they ask for.
+    apart: bool,
     mode: Mode,
     most: usize,
     persistent: Bytes,
@@ -89,23 +96,23 @@ impl Lanes {
     #[must_use]
     pub fn new(capacity: Bytes, mode: Mode, most: usize) -> Self {
         let reserved = if mode == Mode::AsReleased { RESERVED } else { 0 };
-        Self {
-            capacity: capacity.saturating_sub(Bytes(reserved)),
-            mode,
-            most: most.min(MOST),
-            persistent: Bytes::ZERO,
-            sizes: Bytes::ZERO,
-            lanes: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            next: 0,
-        }
+        let capacity = capacity.saturating_sub(Bytes(reserved));
+        Self { capacity, each: capacity, mode, most: most.min(MOST), ..Self::default() }
+    }
+
+    /// An empty device for at most `most` processes. Each has at most `each` bytes, its context
+    /// among them.
+    #[must_use]
+    pub fn of_processes(capacity: Bytes, each: Bytes, most: usize, context: Bytes) -> Self {
+        let each = each.min(capacity);
+        Self { each, context, apart: true, ..Self::new(capacity, Mode::Neap, most) }
     }
 
     /// The bytes charged for a job: persistent, and in its lane.
     #[must_use]
     pub fn charge(&self, (persistent, ephemeral): Need) -> Need {
         if self.mode != Mode::AsReleased {
-            return (persistent, ephemeral);
+            return (persistent + self.context, ephemeral);
         }
         let more = |b: Bytes, percent: u128| Bytes(saturated(u128::from(b.0) * percent / 100));
         let persistent = more(persistent, 110);
@@ -119,13 +126,19 @@ impl Lanes {
     #[must_use]
     pub fn ever(&self, need: Need) -> bool {
         let (persistent, ephemeral) = self.charge(need);
-        persistent + ephemeral <= self.capacity
+        persistent + ephemeral <= self.each
     }
 
     /// Bytes that are neither persistent nor in a lane.
     #[must_use]
     pub fn free(&self) -> Bytes {
         self.capacity.saturating_sub(self.persistent + self.sizes)
+    }
+
+    /// Bytes that are persistent or in a lane.
+    #[must_use]
+    pub fn used(&self) -> Bytes {
+        self.capacity.saturating_sub(self.free())
     }
 
     /// Sum of the persistent bytes of all residents.
@@ -193,7 +206,11 @@ impl Lanes {
             Some((held, None)) => *held,
             None => Bytes::ZERO,
         };
+        if persistent + ephemeral > self.each {
+            return None;
+        }
         let more = persistent.saturating_sub(held);
+        let join = if self.apart { Join::Own } else { join };
         let free = self.free();
         let released = self.mode == Mode::AsReleased;
         let new = self.lanes.len() < self.most
@@ -289,15 +306,14 @@ impl Lanes {
         let Some(&(held, lane)) = self.jobs.get(&job) else { return false };
         // The released code's margins are for this.
         let released = self.mode == Mode::AsReleased;
-        let (persistent, free) = (persistent.max(held), self.free());
+        let (persistent, free) = ((persistent + self.context).max(held), self.free());
         let more = persistent - held;
         let Some((id, had)) = lane else {
-            if more > free {
-                return false;
+            if more <= free {
+                self.persistent += more;
+                self.jobs.insert(job, (persistent, None));
             }
-            self.persistent += more;
-            self.jobs.insert(job, (persistent, None));
-            return true;
+            return more <= free;
         };
         let Some(entry) = self.lanes.get_mut(&id) else { return false };
         let ephemeral = ephemeral.max(had);
@@ -305,7 +321,7 @@ impl Lanes {
         let fits = if released {
             more + ephemeral.max(entry.need()) <= entry.size
         } else {
-            more + wider <= free
+            more + wider <= free && persistent + ephemeral <= self.each
         };
         if !fits {
             return false;

@@ -1,8 +1,7 @@
-//! The mechanisms by which jobs share a device, and the room that each has.
+//! The mechanisms by which jobs share a device, and the memory that each has.
 
 use super::jobs::Job;
 use super::lanes::{Join, Lanes, MOST, Mode};
-use super::memory::Need;
 use super::policy::Style;
 use crate::units::{Bytes, Nanos, id32, saturated};
 
@@ -36,7 +35,7 @@ pub const NAMES: [(&str, Mechanism); 6] = [
 ];
 
 /// The most processes at once: the limit of MPS from Volta on.
-const PROCESSES: u64 = 48;
+const PROCESSES: usize = 48;
 
 /// Nanoseconds to copy bytes at a rate in bytes per second.
 fn transfer(bytes: Bytes, rate: u64) -> u128 {
@@ -107,15 +106,14 @@ impl Settings {
     pub fn style(&self, style: Style) -> Style {
         match (self.mechanism, style) {
             (Mechanism::Lanes, style) => style,
-            (Mechanism::Checkpoint, Style::UntilBusy { preempts }) => Style::One { preempts },
-            (Mechanism::Checkpoint, Style::All) | (Mechanism::Exclusive, _) => {
-                Style::One { preempts: false }
-            }
-            (Mechanism::Checkpoint, style) => style,
-            (_, Style::One { .. }) => Style::One { preempts: false },
+            (Mechanism::Exclusive, _) => Style::One,
+            (Mechanism::Checkpoint, style) if style.in_turn() => style,
+            (Mechanism::Checkpoint, Style::UntilBusy) => Style::Best,
+            (Mechanism::Checkpoint, _) => Style::One,
+            (_, Style::One | Style::Best) => Style::One,
+            (_, Style::Fill | Style::UntilBusy) => Style::Fill,
             // The device itself switches between processes that run at once.
-            (_, Style::Rotating | Style::All) => Style::All,
-            (_, Style::UntilBusy { .. }) => Style::UntilBusy { preempts: false },
+            _ => Style::All,
         }
     }
 
@@ -128,40 +126,35 @@ impl Settings {
         }
     }
 
-    /// The room of an empty device.
+    /// The memory of an empty device. A process has a lane of its own, and its context is
+    /// persistent.
     #[must_use]
-    pub fn room(&self, style: Style) -> Room {
-        let (whole, partitions) = (self.capacity, u64::from(self.partitions));
-        let mut processes = Processes {
-            limit: whole,
-            each: whole,
-            most: PROCESSES,
-            context: self.context,
-            used: Bytes::ZERO,
-            count: 0,
-        };
+    pub fn room(&self, style: Style) -> Lanes {
+        let whole = self.capacity;
         match self.mechanism {
             Mechanism::Lanes => {
                 // The released scripts run the policies that take turns in one lane.
                 let paper = self.mode == Mode::Paper;
                 let most = match style {
-                    Style::One { preempts: true } | Style::Rotating if paper => MOST,
-                    Style::One { .. } | Style::Rotating => 1,
-                    Style::All | Style::UntilBusy { .. } => MOST,
+                    Style::Best | Style::Rotating if paper => MOST,
+                    style if style.in_turn() => 1,
+                    _ => MOST,
                 };
-                return Room::Lanes(Lanes::new(whole, self.mode, most));
+                Lanes::new(whole, self.mode, most)
             }
             Mechanism::Exclusive | Mechanism::Checkpoint => {
-                (processes.most, processes.context) = (1, Bytes::ZERO);
+                Lanes::of_processes(whole, whole, 1, Bytes::ZERO)
             }
             Mechanism::Static => {
-                processes.most = partitions;
-                processes.each = Bytes(whole.0 / partitions.max(1));
+                let each = Bytes(whole.0 / u64::from(self.partitions.max(1)));
+                Lanes::of_processes(whole, each, self.partitions as usize, self.context)
             }
-            Mechanism::Mps => {}
-            Mechanism::MpsOc => processes.limit = Bytes(whole.0 / 100 * u64::from(self.overcommit)),
+            Mechanism::Mps => Lanes::of_processes(whole, whole, PROCESSES, self.context),
+            Mechanism::MpsOc => {
+                let promised = Bytes(whole.0 / 100 * u64::from(self.overcommit));
+                Lanes::of_processes(promised, whole, PROCESSES, self.context)
+            }
         }
-        Room::Processes(processes)
     }
 
     /// The number of devices that hold all `jobs` at once, each job on the first device with room.
@@ -174,9 +167,9 @@ impl Settings {
             other => other,
         };
         let like = Self { mechanism, ..*self };
-        let mut rooms: Vec<Room> = Vec::new();
+        let mut rooms: Vec<Lanes> = Vec::new();
         for (id, job) in jobs.enumerate() {
-            let admits = |room: &mut Room| room.admit(id32(id), job.need(), Join::Serve);
+            let admits = |room: &mut Lanes| room.admit(id32(id), job.need, Join::Serve).is_some();
             if !rooms.iter_mut().any(admits) {
                 rooms.push(like.room(Style::All));
                 if !rooms.last_mut().is_some_and(admits) {
@@ -185,97 +178,5 @@ impl Settings {
             }
         }
         Some(rooms.len())
-    }
-}
-
-/// The memory in use on a device.
-#[derive(Clone, Debug)]
-pub enum Room {
-    /// Divided into lanes.
-    Lanes(Lanes),
-    /// Divided among processes.
-    Processes(Processes),
-}
-
-/// Memory in use by each process.
-#[derive(Clone, Debug)]
-pub struct Processes {
-    limit: Bytes,
-    each: Bytes,
-    most: u64,
-    context: Bytes,
-    used: Bytes,
-    count: u64,
-}
-
-impl Room {
-    /// Whether a job with this need fits on the empty device.
-    #[must_use]
-    pub fn ever(&self, need: Need) -> bool {
-        match self {
-            Self::Lanes(lanes) => lanes.ever(need),
-            Self::Processes(p) => need.0 + need.1 + p.context <= p.each.min(p.limit),
-        }
-    }
-
-    /// Admits a job. Returns false if there is no room.
-    pub fn admit(&mut self, id: u32, need: Need, join: Join) -> bool {
-        match self {
-            Self::Lanes(lanes) => lanes.admit(id, need, join).is_some(),
-            Self::Processes(p) => {
-                let bytes = need.0 + need.1 + p.context;
-                let fits = p.count < p.most && bytes <= p.each && p.used + bytes <= p.limit;
-                if fits {
-                    p.count += 1;
-                    p.used += bytes;
-                }
-                fits
-            }
-        }
-    }
-
-    /// Changes an admitted job's need from `from` to the larger `to`. Returns whether there is
-    /// room; if not, nothing changes.
-    pub fn grow(&mut self, id: u32, from: Need, to: Need) -> bool {
-        match self {
-            Self::Lanes(lanes) => lanes.grow(id, to),
-            Self::Processes(p) => {
-                let (had, bytes) = (from.0 + from.1, to.0 + to.1);
-                let fits = bytes + p.context <= p.each && p.used - had + bytes <= p.limit;
-                if fits {
-                    p.used = p.used - had + bytes;
-                }
-                fits
-            }
-        }
-    }
-
-    /// Removes an admitted job.
-    pub fn leave(&mut self, id: u32, need: Need) {
-        match self {
-            Self::Lanes(lanes) => lanes.leave(id),
-            Self::Processes(p) => {
-                p.count -= 1;
-                p.used -= need.0 + need.1 + p.context;
-            }
-        }
-    }
-
-    /// Free bytes.
-    #[must_use]
-    pub fn free(&self) -> Bytes {
-        match self {
-            Self::Lanes(lanes) => lanes.free(),
-            Self::Processes(p) => p.limit.saturating_sub(p.used),
-        }
-    }
-
-    /// Bytes in use.
-    #[must_use]
-    pub fn used(&self) -> Bytes {
-        match self {
-            Self::Lanes(lanes) => lanes.capacity().saturating_sub(lanes.free()),
-            Self::Processes(p) => p.used,
-        }
     }
 }

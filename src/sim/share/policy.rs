@@ -1,32 +1,39 @@
 //! Which job runs next: policies as pure decisions over jobs and time.
 //!
-//! A policy ranks jobs and says how many run at once; [`choose`] picks the jobs that run next. The
+//! A policy ranks jobs ([`Policy::place`]) and picks those that run next ([`Policy::choose`]). The
 //! simulators and the service ask at iteration boundaries, and all check memory themselves.
 
 use super::contention::WHOLE;
 use crate::units::Nanos;
 
 /// How many jobs run at once, and which give way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// One job at a time.
-    One {
-        /// Whether a better job takes over at the next iteration boundary.
-        preempts: bool,
-    },
+    /// One job at a time, until it ends.
+    One,
+    /// One job at a time. A better job takes over at the next iteration boundary.
+    Best,
     /// As many jobs as fit, each in a lane of its own, until they end.
+    #[default]
     All,
     /// All jobs in turn, so that all have the same service.
     Rotating,
-    /// Jobs in order until the device is busy.
-    UntilBusy {
-        /// Whether a better job takes over at the next iteration boundary.
-        preempts: bool,
-    },
+    /// Jobs in order until the device is busy, each until it ends.
+    Fill,
+    /// Jobs in order until the device is busy. Better jobs take over at iteration boundaries.
+    UntilBusy,
+}
+
+impl Style {
+    /// Whether one job runs at a time.
+    #[must_use]
+    pub const fn in_turn(self) -> bool {
+        matches!(self, Self::One | Self::Best | Self::Rotating)
+    }
 }
 
 /// A policy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Policy {
     /// Its name on the command line.
     pub name: &'static str,
@@ -47,7 +54,7 @@ pub struct Policy {
 const FIFO: Policy = Policy {
     name: "fifo",
     shortest: false,
-    style: Style::One { preempts: false },
+    style: Style::One,
     skips: false,
     moves: false,
     ages: false,
@@ -58,13 +65,7 @@ pub const ALL: &[Policy] = &[
     FIFO,
     // The job with the least work left runs alone, and gives way at an iteration boundary. An
     // admitted job keeps its persistent memory on the device.
-    Policy {
-        name: "srtf",
-        shortest: true,
-        style: Style::One { preempts: true },
-        skips: true,
-        ..FIFO
-    },
+    Policy { name: "srtf", shortest: true, style: Style::Best, skips: true, ..FIFO },
     PACK,
     // All jobs share equally from the moment they are admitted. (Salus's code compares the service
     // since each job's birth, so a newcomer keeps the device until it has caught up.)
@@ -79,7 +80,7 @@ pub const ALL: &[Policy] = &[
 pub const NEAP: Policy = Policy {
     name: "neap",
     shortest: true,
-    style: Style::UntilBusy { preempts: true },
+    style: Style::UntilBusy,
     skips: true,
     moves: true,
     ages: true,
@@ -87,6 +88,21 @@ pub const NEAP: Policy = Policy {
 
 /// As many jobs at once as memory holds, each to its end.
 pub const PACK: Policy = Policy { name: "pack", style: Style::All, ..FIFO };
+
+/// A present job, as a policy sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Candidate {
+    /// When it was submitted.
+    pub submit: Nanos,
+    /// Its rank by the policy.
+    pub rank: u64,
+    /// The time of its iterations so far. A new job begins with the least of the present jobs.
+    pub service: Nanos,
+    /// Whether it has begun its first iteration.
+    pub begun: bool,
+    /// Whether it goes first whatever its rank.
+    pub overdue: bool,
+}
 
 impl Policy {
     /// The rank of a job by when it was submitted and the work that is left, as time alone. Smaller
@@ -96,14 +112,53 @@ impl Policy {
         if self.shortest { left.0 } else { submit.0 }
     }
 
-    /// Whether it runs one job at a time.
+    /// The place of a job among those that may run next. Smaller goes first.
     #[must_use]
-    pub const fn in_turn(&self) -> bool {
-        matches!(self.style, Style::One { .. } | Style::Rotating)
+    pub fn place(&self, job: &Candidate) -> (bool, bool, u64, Nanos) {
+        let (rank, submit) = match self.style {
+            Style::Rotating => (job.service.0, Nanos::ZERO),
+            _ => (job.rank, job.submit),
+        };
+        (self.style == Style::One && !job.begun, !job.overdue, rank, submit)
+    }
+
+    /// Whether a job goes first because it was submitted longer ago than `patience`.
+    #[must_use]
+    pub fn overdue(&self, submit: Nanos, patience: Nanos, now: Nanos) -> bool {
+        self.ages && submit.0.saturating_add(patience.0) <= now.0
+    }
+
+    /// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until
+    /// the policy's limit or `most`. `fits` is called once for each job, in order, and must count
+    /// the jobs that it accepted. An `overdue` first job is joined only by jobs that fit in the
+    /// utilisation left.
+    pub fn choose<T: Copy>(
+        &self,
+        ranked: impl Iterator<Item = (T, u32)>,
+        most: usize,
+        overdue: bool,
+        mut fits: impl FnMut(T) -> bool,
+    ) -> Vec<T> {
+        let most = if self.style.in_turn() { 1 } else { most };
+        let whole = if self.style == Style::All { u32::MAX } else { WHOLE };
+        let (mut chosen, mut busy) = (Vec::new(), 0u32);
+        for (job, utilisation) in ranked {
+            if chosen.len() >= most || busy >= whole {
+                break;
+            }
+            if overdue && !chosen.is_empty() && busy + utilisation > WHOLE {
+                continue;
+            }
+            if fits(job) {
+                chosen.push(job);
+                busy = busy.saturating_add(utilisation);
+            }
+        }
+        chosen
     }
 }
 
-/// Their names.
+/// The policies' names.
 pub fn names() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|policy| policy.name)
 }
@@ -112,29 +167,4 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Policy> {
     ALL.iter().find(|policy| policy.name == name)
-}
-
-/// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until the
-/// device is busy. `fits` is called once for each job, in order, and must count the jobs that it
-/// accepted. An `overdue` first job is joined only by jobs that fit in the utilisation left.
-pub fn choose<T: Copy>(
-    ranked: impl Iterator<Item = (T, u32)>,
-    most: usize,
-    overdue: bool,
-    mut fits: impl FnMut(T) -> bool,
-) -> Vec<T> {
-    let (mut chosen, mut busy) = (Vec::new(), 0);
-    for (job, utilisation) in ranked {
-        if chosen.len() >= most || busy >= WHOLE {
-            break;
-        }
-        if overdue && !chosen.is_empty() && busy + utilisation > WHOLE {
-            continue;
-        }
-        if fits(job) {
-            chosen.push(job);
-            busy += utilisation;
-        }
-    }
-    chosen
 }

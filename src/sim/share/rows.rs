@@ -37,18 +37,19 @@ pub struct Row<'a> {
 /// The longest time that is accepted: about 30 years, in seconds.
 pub const LONGEST_S: u128 = 1_000_000_000;
 
-/// Reads a table of at most `largest` bytes with columns of `names`, of which the `needed` must be
-/// there, and hands each row to `each`.
+/// Reads a table of at most `largest` bytes with columns of these names (with commas between them),
+/// of which the `needed` must be there, and hands each row to `each`.
 ///
 /// # Errors
 /// An error that names file, line and remedy.
 pub fn read(
     path: &Path,
     largest: u64,
-    names: &[&str],
-    needed: &[&str],
+    names: &str,
+    needed: &str,
     mut each: impl FnMut(&Row<'_>) -> Result<(), String>,
 ) -> Result<(), RowsError> {
+    let names: &Vec<&str> = &names.split(',').collect();
     open(
         path,
         largest,
@@ -61,7 +62,9 @@ pub fn read(
             if let Some(twice) = names.iter().find(twice) {
                 return Err(format!("the column `{twice}` stands there twice; keep one"));
             }
-            if let Some(missing) = needed.iter().find(|name| !headers.iter().any(|h| h == **name)) {
+            if let Some(missing) =
+                needed.split(',').find(|name| !headers.iter().any(|h| h == *name))
+            {
                 return Err(format!("the column `{missing}` is missing; the columns are {all}"));
             }
             Ok(names.iter().map(|name| headers.iter().position(|h| h == *name)).collect::<Vec<_>>())

@@ -4,20 +4,23 @@ mod one;
 mod together;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use indicatif::ProgressBar;
+use neap::contract::check::check;
+use neap::contract::{Event, JobPlan, Plan};
 use neap::device::Profile;
+use neap::job::Graph;
 use neap::parallel::in_parallel;
-use neap::plan::Method;
+use neap::plan::together::Memo;
+use neap::plan::{Method, PlanError};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::accounting::Accounting;
+use crate::accounting::{Accounting, Shares};
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
 use crate::settings::planner::named;
@@ -140,23 +143,29 @@ impl Flags {
 }
 
 /// The job or jobs on one device.
-trait Case {
+trait Case: Sync {
     /// Figures of the jobs that do not depend on the budget.
-    type Base: Serialize;
+    type Base: Serialize + Send;
     /// Figures of a plan.
-    type Figures: Serialize;
+    type Figures: Serialize + Send;
+    /// What a planner makes.
+    type Made;
 
     fn device(&self) -> &Profile;
     /// The unplanned peak, of which a budget may be a share.
     fn peak(&self) -> Bytes;
-    /// A row for each planner at each budget, sorted by budget.
-    fn rows(
+    /// Plans by a planner (for each job) within a budget, or with the least memory; `memo` has the
+    /// planner's plans so far.
+    fn make(
         &self,
-        flags: &Flags,
-        budgets: &[(Budget, Option<Bytes>)],
-        methods: &[Vec<Method>],
-        bar: &ProgressBar,
-    ) -> anyhow::Result<Vec<Row<Self::Base, Self::Figures>>>;
+        methods: &[Method],
+        budget: Option<Bytes>,
+        memo: &Memo,
+    ) -> Result<Self::Made, PlanError>;
+    /// The plan of what was made, and its graphs.
+    fn plan<'m>(&'m self, made: &'m Self::Made) -> (&'m Plan, &'m [Graph]);
+    fn base(&self, budget: Bytes) -> Self::Base;
+    fn figures(&self, made: &Self::Made) -> anyhow::Result<Self::Figures>;
     fn panel(&self, rows: &[Row<Self::Base, Self::Figures>], methods: &[Vec<Method>]) -> Panel;
 }
 
@@ -184,28 +193,44 @@ struct Row<B, F> {
 }
 
 impl<B, F> Row<B, F> {
+    /// Plans and judges. A plan that does not pass the checker is a defect.
     fn of<C: Case<Base = B, Figures = F>>(
         case: &C,
-        planner: &'static str,
-        (asked, budget): (Budget, Bytes),
-        plan: Result<F, Bytes>,
-        took: Duration,
-        base: B,
-    ) -> Self {
-        let (fits, lowest_bytes) = (plan.is_ok(), plan.as_ref().err().copied());
-        Self {
+        methods: &[Method],
+        (asked, budget): (Budget, Option<Bytes>),
+        memo: &Memo,
+    ) -> anyhow::Result<Self> {
+        let (planner, started) = (methods[0].name(), Instant::now());
+        let made = case.make(methods, budget, memo);
+        let took = started.elapsed();
+        let (figures, budget, lowest_bytes) = match made {
+            Ok(made) => {
+                let (plan, graphs) = case.plan(&made);
+                if let Err(refusals) = check(plan, graphs) {
+                    bail!(
+                        "{planner}'s plan did not pass the checker; this is a defect of neap, \
+                         please report it with the graphs: {}",
+                        refusals[0]
+                    );
+                }
+                (Some(case.figures(&made)?), plan.budget, None)
+            }
+            Err(PlanError::Infeasible(no)) => (None, no.budget, Some(no.lowest)),
+            Err(defect) => return Err(defect.into()),
+        };
+        Ok(Self {
             device: case.device().name.clone(),
             planner,
             budget: NamedBudget(asked, budget).to_string(),
             budget_bytes: budget,
-            fits,
+            fits: figures.is_some(),
             unplanned_peak_bytes: case.peak(),
-            base,
-            figures: plan.ok(),
+            base: case.base(budget),
+            figures,
             lowest_bytes,
             planning_s: None,
             took,
-        }
+        })
     }
 
     /// The cells around the figures. For a plan that does not fit, the figures are `width` empty
@@ -218,6 +243,20 @@ impl<B, F> Row<B, F> {
         cells.extend(self.planning_s.map(|_| format!("{:.1?}", self.took)));
         cells
     }
+}
+
+/// The bytes of the tensors that a job's plan computes again.
+fn recomputed(plan: &JobPlan, graph: &Graph) -> Bytes {
+    let kept = plan.events.iter().map(|event| match event {
+        Event::Recompute { keep, .. } => &keep[..],
+        _ => &[],
+    });
+    kept.flatten().map(|tensor| graph.tensor(*tensor).bytes).sum()
+}
+
+/// The cells of the shares of memory and time.
+fn shares(s: &Shares) -> [String; 5] {
+    [s.msr, s.msr_no_free, s.eor, s.cbr, s.cbr_no_free].map(|share| format!("{share:.4}"))
 }
 
 /// All rows, their drawing, and whether some planner met each budget.
@@ -241,7 +280,18 @@ fn compare<C: Case>(
     let bar = progress::steps((all * methods.len()) as u64, "plans made");
     let mut done = Compared { rows: Vec::new(), panels: Vec::new(), all_met: true };
     for (case, budgets) in cases.iter().zip(budgets) {
-        let mut rows = case.rows(flags, &budgets, methods, &bar)?;
+        // Budgets share what a planner plans for other budgets, unless its time is measured.
+        let memos: Vec<Memo> = methods.iter().map(|_| Memo::on_all_cores()).collect();
+        let mut rows = each(flags, budgets.len() * methods.len(), |index| {
+            let (at, of) = (index / methods.len(), index % methods.len());
+            bar.set_message(format!("{} on {}", methods[of][0].name(), case.device().name));
+            let row = match flags.timing {
+                true => Row::of(case, &methods[of], budgets[at], &Memo::on_all_cores()),
+                false => Row::of(case, &methods[of], budgets[at], &memos[of]),
+            };
+            bar.inc(1);
+            row
+        })?;
         done.all_met &= rows.chunks(methods.len()).all(|of| of.iter().any(|r| r.fits));
         if flags.plot.is_some() {
             done.panels.push(case.panel(&rows, methods));
@@ -271,13 +321,13 @@ fn each<T: Send>(
 /// Writes table and drawing.
 fn write(
     flags: &Flags,
-    columns: &[&str],
+    columns: &str,
     rows: &[impl Serialize],
     panels: &[Panel],
     ending: &mut Ending,
 ) {
     let columns: Vec<&str> =
-        columns.iter().copied().chain(flags.timing.then_some("planning_s")).collect();
+        columns.split(',').chain(flags.timing.then_some("planning_s")).collect();
     ending.file(flags.csv.as_deref(), |path| write_csv(path, &columns, rows));
     ending.file(flags.plot.as_deref(), |path| output::write(path, &frontier::svg(panels)?));
 }

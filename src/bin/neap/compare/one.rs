@@ -1,27 +1,25 @@
 //! `neap compare` of one job.
 
 use std::fmt;
-use std::time::Instant;
 
-use anyhow::bail;
-use indicatif::ProgressBar;
-use neap::contract::{Event, Latency};
+use neap::contract::{Latency, Plan};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::arrange::{self, Arranged};
 use neap::plan::bound::Bounds;
-use neap::plan::{Method, PlanError, Planned, Request};
+use neap::plan::together::Memo;
+use neap::plan::{Method, PlanError, Request};
 use neap::report::frontier::Panel;
 use neap::report::table::{Side, Table};
 use neap::sim::accounting::{Extra, paper};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Case, Flags, Row, compare, curve, each, write};
+use super::{Case, Flags, Row, compare, curve, recomputed, shares, write};
 use crate::accounting::{Accounting, ExtraReport, PaperReport, Shares, ratio};
 use crate::output::{Answer, Ending};
-use crate::settings::{self, Budget, JobArg};
+use crate::settings::{self, JobArg};
 
 pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
     let mut graph = settings::graph(&job.path)?;
@@ -51,8 +49,8 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
             accounting: flags.accounting,
         })
         .collect();
-    let papers: &[&str] = if flags.accounting == Accounting::Paper { &PAPER } else { &[] };
-    let columns: Vec<&str> = CSV.iter().chain(papers).copied().collect();
+    let papers = if flags.accounting == Accounting::Paper { PAPER } else { "" };
+    let columns = format!("{CSV}{papers}");
     let compared = compare(flags, &sites, &methods)?;
     let report = Report {
         graph: graph.name.clone(),
@@ -101,63 +99,52 @@ struct Figures {
     paper: Option<PaperReport>,
 }
 
-impl Site<'_> {
-    fn row(
-        &self,
-        (asked, budget): (Budget, Option<Bytes>),
-        bound: Option<Nanos>,
-        method: &Method,
-    ) -> anyhow::Result<Row<Base, Figures>> {
-        let name = method.name();
-        let peak = self.liveness.peak;
-        let request = Request {
-            file: ("job.graph.json".to_owned(), neap::job::json::sha256(self.graph)),
-            method: method.clone(),
-            ..Request::new(
-                self.graph,
-                self.device,
-                self.latencies,
-                budget.unwrap_or_else(|| {
-                    self.device.available().min(Bytes(peak.0.saturating_mul(2)))
-                }),
-            )
-        };
-        let started = Instant::now();
-        let planned = if budget.is_some() {
-            arrange::make_for(&request, None)
-        } else {
-            arrange::minimum_for(&request, None)
-        };
-        let took = started.elapsed();
-        let (plan, reached) = match planned {
-            Ok(Arranged { planned, graph }) => {
-                let graph = graph.as_ref().unwrap_or(self.graph);
-                let graphs = std::slice::from_ref(graph);
-                if let Err(refusals) = neap::contract::check::check(&planned.plan, graphs) {
-                    bail!(
-                        "{name}'s plan did not pass the checker; this is a defect of neap, please \
-                         report it with the graph: {}",
-                        refusals[0]
-                    );
-                }
-                (Ok(self.figures(graph, &planned)?), planned.plan.budget)
-            }
-            Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
-            Err(defect) => return Err(defect.into()),
-        };
-        let base = Base {
-            unplanned_iteration_ns: self.unplanned,
-            bound_ns: if budget.is_some() { bound } else { self.bounds.iteration(reached) },
-        };
-        Ok(Row::of(self, name, (asked, reached), plan, took, base))
+/// Number of points of the bound's curve.
+const LEVELS: u64 = 24;
+
+impl Case for Site<'_> {
+    type Base = Base;
+    type Figures = Figures;
+    type Made = Arranged;
+
+    fn device(&self) -> &Profile {
+        self.device
     }
 
-    fn figures(&self, graph: &Graph, planned: &Planned) -> anyhow::Result<Figures> {
+    fn peak(&self) -> Bytes {
+        self.liveness.peak
+    }
+
+    fn make(
+        &self,
+        methods: &[Method],
+        budget: Option<Bytes>,
+        _: &Memo,
+    ) -> Result<Arranged, PlanError> {
+        let most = || self.device.available().min(Bytes(self.liveness.peak.0.saturating_mul(2)));
+        let request = Request {
+            file: ("job.graph.json".to_owned(), neap::job::json::sha256(self.graph)),
+            method: methods[0].clone(),
+            ..Request::new(self.graph, self.device, self.latencies, budget.unwrap_or_else(most))
+        };
+        match budget {
+            Some(_) => arrange::make_for(&request, None),
+            None => arrange::minimum_for(&request, None),
+        }
+    }
+
+    fn plan<'m>(&'m self, made: &'m Arranged) -> (&'m Plan, &'m [Graph]) {
+        (&made.planned.plan, std::slice::from_ref(made.graph.as_ref().unwrap_or(self.graph)))
+    }
+
+    fn base(&self, budget: Bytes) -> Base {
+        let bound_ns = self.bounds.iteration(budget);
+        Base { unplanned_iteration_ns: self.unplanned, bound_ns }
+    }
+
+    fn figures(&self, Arranged { planned, graph }: &Arranged) -> anyhow::Result<Figures> {
+        let graph = graph.as_ref().unwrap_or(self.graph);
         let of = &planned.plan.figures;
-        let again = planned.plan.jobs[0]
-            .events
-            .iter()
-            .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
         let link = &self.device.link;
         let papers = match self.accounting {
             Accounting::Physical => None,
@@ -175,44 +162,10 @@ impl Site<'_> {
             ),
             stall_ns: stalls.swap_in + stalls.swap_out + stalls.tail,
             moved_bytes: planned.program.copies.iter().map(|c| c.bytes).sum(),
-            recomputed_bytes: again.map(|t| graph.tensor(*t).bytes).sum(),
+            recomputed_bytes: recomputed(&planned.plan.jobs[0], graph),
             bound_bytes: self.bounds.peak(of.iteration_ns.saturating_sub(self.unplanned)),
             extra: ExtraReport::of(&Extra::of(&planned.program, link, of.iteration_ns)?),
             paper: papers.map(|papers| PaperReport::of(&papers, self.unplanned)),
-        })
-    }
-}
-
-/// Number of points of the bound's curve.
-const LEVELS: u64 = 24;
-
-impl Case for Site<'_> {
-    type Base = Base;
-    type Figures = Figures;
-
-    fn device(&self) -> &Profile {
-        self.device
-    }
-
-    fn peak(&self) -> Bytes {
-        self.liveness.peak
-    }
-
-    fn rows(
-        &self,
-        flags: &Flags,
-        budgets: &[(Budget, Option<Bytes>)],
-        methods: &[Vec<Method>],
-        bar: &ProgressBar,
-    ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
-        let bounds: Vec<Option<Nanos>> =
-            budgets.iter().map(|b| b.1.and_then(|b| self.bounds.iteration(b))).collect();
-        each(flags, budgets.len() * methods.len(), |index| {
-            let (at, method) = (index / methods.len(), &methods[index % methods.len()][0]);
-            bar.set_message(format!("{} on {}", method.name(), self.device.name));
-            let row = self.row(budgets[at], bounds[at], method);
-            bar.inc(1);
-            row
         })
     }
 
@@ -246,10 +199,6 @@ struct Report {
 /// How far `value` is above `bound`, as a share of the bound.
 fn above(value: u64, bound: u64) -> String {
     format!("{:.2} %", ratio(value.saturating_sub(bound), bound) * 100.0)
-}
-
-fn shares(s: &Shares) -> [String; 5] {
-    [s.msr, s.msr_no_free, s.eor, s.cbr, s.cbr_no_free].map(|share| format!("{share:.4}"))
 }
 
 impl fmt::Display for Report {
@@ -291,49 +240,14 @@ impl fmt::Display for Report {
 }
 
 /// The columns of `--csv`.
-const CSV: [&str; 26] = [
-    "device",
-    "planner",
-    "budget",
-    "budget_bytes",
-    "fits",
-    "unplanned_peak_bytes",
-    "unplanned_iteration_ns",
-    "peak_bytes",
-    "arena_bytes",
-    "iteration_ns",
-    "msr",
-    "msr_no_free",
-    "eor",
-    "cbr",
-    "cbr_no_free",
-    "stall_ns",
-    "moved_bytes",
-    "recomputed_bytes",
-    "bound_bytes",
-    "bound_ns",
-    "lowest_bytes",
-    "extra.recompute_ns",
-    "extra.swap_in_ns",
-    "extra.swap_out_ns",
-    "extra.tail_ns",
-    "extra.contention_ns",
-];
+const CSV: &str = "\
+    device,planner,budget,budget_bytes,fits,unplanned_peak_bytes,unplanned_iteration_ns,\
+    peak_bytes,arena_bytes,iteration_ns,msr,msr_no_free,eor,cbr,cbr_no_free,stall_ns,\
+    moved_bytes,recomputed_bytes,bound_bytes,bound_ns,lowest_bytes,extra.recompute_ns,\
+    extra.swap_in_ns,extra.swap_out_ns,extra.tail_ns,extra.contention_ns";
 
 /// Further columns with `--accounting paper`.
-const PAPER: [&str; 14] = [
-    "paper.peak_bytes",
-    "paper.iteration_ns",
-    "paper.unplanned_peak_bytes",
-    "paper.no_free_bytes",
-    "paper.msr",
-    "paper.msr_no_free",
-    "paper.eor",
-    "paper.cbr",
-    "paper.cbr_no_free",
-    "paper.extra.recompute_ns",
-    "paper.extra.swap_in_ns",
-    "paper.extra.swap_out_ns",
-    "paper.extra.tail_ns",
-    "paper.extra.contention_ns",
-];
+const PAPER: &str = "\
+    ,paper.peak_bytes,paper.iteration_ns,paper.unplanned_peak_bytes,paper.no_free_bytes,\
+    paper.msr,paper.msr_no_free,paper.eor,paper.cbr,paper.cbr_no_free,paper.extra.recompute_ns,\
+    paper.extra.swap_in_ns,paper.extra.swap_out_ns,paper.extra.tail_ns,paper.extra.contention_ns";

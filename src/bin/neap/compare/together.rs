@@ -4,11 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::bail;
-use indicatif::ProgressBar;
-use neap::contract::{Event, Latency};
+use neap::contract::{Latency, Plan};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
@@ -23,10 +21,10 @@ use neap::sim::rounds::{self, Round};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Case, Flags, Row, compare, curve, each, write};
+use super::{Case, Flags, Row, compare, curve, recomputed, shares, write};
 use crate::accounting::{Accounting, Shares, ratio};
 use crate::output::{Answer, Ending};
-use crate::settings::{self, Budget, JobArg, Site};
+use crate::settings::{self, JobArg, Site};
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if flags.accounting != Accounting::Physical {
@@ -44,7 +42,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let graphs = graphs.iter().map(|g| g.name.clone()).collect();
     let report = Report { graphs, rows: compared.rows };
     let mut ending = Ending::reporting(&report, as_json);
-    write(flags, &CSV, &report.rows, &compared.panels, &mut ending);
+    write(flags, CSV, &report.rows, &compared.panels, &mut ending);
     ending.with(Answer::yes_if(compared.all_met))
 }
 
@@ -95,9 +93,15 @@ impl<'a> Scene<'a> {
         let mut scene = Self { args, graphs, sites, peak, no_free, unplanned };
         let bare = |(graph, site): (&Graph, &Site)| Program::new(graph, &site.latencies, &[]);
         let bare = graphs.iter().zip(sites).map(bare).collect::<Result<Vec<_>, _>>()?;
-        let asked = scene.jobs(&vec![Method::default(); graphs.len()], Bytes::ZERO);
-        scene.unplanned = ways::round(&asked, &bare.iter().collect::<Vec<_>>())?.time;
+        scene.unplanned = scene.round(&bare.iter().collect::<Vec<_>>())?.time;
         Ok(scene)
+    }
+
+    /// All jobs beside each other, as they run by these programs.
+    fn round(&self, programs: &[&Program]) -> Result<Round, PlanError> {
+        // A round does not depend on the planners.
+        let jobs = self.jobs(&vec![Method::default(); self.graphs.len()], Bytes::ZERO);
+        ways::round(&jobs, programs)
     }
 
     fn jobs(&self, methods: &[Method], budget: Bytes) -> Jobs<'a> {
@@ -114,61 +118,56 @@ impl<'a> Scene<'a> {
         let device = &self.sites[0].device;
         Jobs { jobs: jobs.collect(), device, budget, recorded_options: BTreeMap::new() }
     }
+}
 
-    fn row(
-        &self,
-        methods: &[Method],
-        (asked, budget): (Budget, Option<Bytes>),
-        memo: &Memo,
-    ) -> anyhow::Result<Row<Base, Figures>> {
-        let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
-        let name = methods[0].name();
-        let started = Instant::now();
-        let made = if budget.is_some() {
-            together::make(&jobs, memo)
-        } else {
-            together::minimum(&jobs, memo)
-        };
-        let took = started.elapsed();
-        let (plan, reached) = match made {
-            Ok(together) => {
-                if let Err(refusals) = neap::contract::check::check(&together.plan, self.graphs) {
-                    bail!(
-                        "{name}'s plan did not pass the checker; this is a defect of neap, please \
-                         report it with the graphs: {}",
-                        refusals[0]
-                    );
-                }
-                let programs: Vec<&Program> =
-                    together.parts.iter().map(|part| &part.program).collect();
-                let round = ways::round(&jobs, &programs)?;
-                (Ok(self.figures(&together, &programs, &round)), together.plan.budget)
-            }
-            Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
-            Err(defect) => return Err(defect.into()),
-        };
-        let base = Base { unplanned_round_ns: self.unplanned };
-        Ok(Row::of(self, name, (asked, reached), plan, took, base))
+impl Case for Scene<'_> {
+    type Base = Base;
+    type Figures = Figures;
+    type Made = Together;
+
+    fn device(&self) -> &Profile {
+        &self.sites[0].device
     }
 
-    fn figures(&self, together: &Together, programs: &[&Program], round: &Round) -> Figures {
+    fn peak(&self) -> Bytes {
+        self.peak
+    }
+
+    fn make(
+        &self,
+        methods: &[Method],
+        budget: Option<Bytes>,
+        memo: &Memo,
+    ) -> Result<Together, PlanError> {
+        let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
+        match budget {
+            Some(_) => together::make(&jobs, memo),
+            None => together::minimum(&jobs, memo),
+        }
+    }
+
+    fn plan<'m>(&'m self, made: &'m Together) -> (&'m Plan, &'m [Graph]) {
+        (&made.plan, self.graphs)
+    }
+
+    fn base(&self, _: Bytes) -> Base {
+        Base { unplanned_round_ns: self.unplanned }
+    }
+
+    fn figures(&self, together: &Together) -> anyhow::Result<Figures> {
         let of = &together.plan.figures;
-        let again = |(part, graph): (&Arc<Planned>, &Graph)| -> Bytes {
-            let keep = part.plan.jobs[0]
-                .events
-                .iter()
-                .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
-            keep.map(|t| graph.tensor(*t).bytes).sum()
-        };
+        let programs: Vec<&Program> = together.parts.iter().map(|part| &part.program).collect();
+        let round = self.round(&programs)?;
+        let again = |(part, graph): (&Arc<Planned>, _)| recomputed(&part.plan.jobs[0], graph);
         let resident =
-            |course: &rounds::Course| engine::peak(&rounds::memory(programs, &course.runs));
+            |course: &rounds::Course| engine::peak(&rounds::memory(&programs, &course.runs));
         let ends: Nanos = round.courses.iter().map(|c| c.end).sum();
         let busy = |direction| {
             let busy: Nanos = round.courses.iter().map(|c| busy(&c.carried, direction)).sum();
             ratio(busy.0, ends.0)
         };
         let runs = round.courses.iter().flat_map(|c| c.runs.iter().flatten());
-        Figures {
+        Ok(Figures {
             peak_bytes: of.peak_bytes,
             seen_peak_bytes: round.courses.iter().map(resident).max().unwrap_or_default(),
             arena_bytes: of.arena_bytes,
@@ -186,51 +185,7 @@ impl<'a> Scene<'a> {
             d2h_busy: busy(Direction::D2h),
             overlapping_copies: round.courses.iter().map(|c| rounds::overlaps(&c.carried)).sum(),
             way: together.plan.options.get("way").cloned().unwrap_or_default(),
-        }
-    }
-}
-
-impl Case for Scene<'_> {
-    type Base = Base;
-    type Figures = Figures;
-
-    fn device(&self) -> &Profile {
-        &self.sites[0].device
-    }
-
-    fn peak(&self) -> Bytes {
-        self.peak
-    }
-
-    fn rows(
-        &self,
-        flags: &Flags,
-        budgets: &[(Budget, Option<Bytes>)],
-        methods: &[Vec<Method>],
-        bar: &ProgressBar,
-    ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
-        let column = |method: usize| {
-            // Budgets share what a planner plans for higher budgets, unless its time is measured.
-            let mut memo = Memo::on_all_cores();
-            let mut next = |&budget: &(Budget, Option<Bytes>)| {
-                if flags.timing {
-                    memo = Memo::on_all_cores();
-                }
-                let methods = &methods[method];
-                bar.set_message(format!("{} on {}", methods[0].name(), self.device().name));
-                let row = self.row(methods, budget, &memo);
-                bar.inc(1);
-                row
-            };
-            budgets.iter().map(&mut next).collect::<anyhow::Result<Vec<_>>>()
-        };
-        let columns = each(flags, methods.len(), column)?;
-        let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
-        let mut rows = Vec::new();
-        for _ in budgets {
-            rows.extend(columns.iter_mut().filter_map(Iterator::next));
-        }
-        Ok(rows)
+        })
     }
 
     fn panel(&self, rows: &[Row<Base, Figures>], methods: &[Vec<Method>]) -> Panel {
@@ -258,21 +213,13 @@ impl fmt::Display for Report {
         let mut table = Table::headed(&format!("<device|budget|<planner|{FIGURES}{planning}"));
         for row in &self.rows {
             let cells = row.figures.as_ref().map(|of| {
-                let s = &of.shares;
-                vec![
-                    of.peak_bytes.to_string(),
-                    of.seen_peak_bytes.to_string(),
-                    of.round_ns.to_string(),
-                    format!("{:.4}", s.msr),
-                    format!("{:.4}", s.msr_no_free),
-                    format!("{:.4}", s.eor),
-                    format!("{:.4}", s.cbr),
-                    of.moved_bytes.to_string(),
-                    of.recomputed_bytes.to_string(),
-                    format!("{:.1} %", of.h2d_busy * 100.0),
-                    format!("{:.1} %", of.d2h_busy * 100.0),
-                    of.way.clone(),
-                ]
+                let mut cells = vec![of.peak_bytes.to_string(), of.seen_peak_bytes.to_string()];
+                cells.push(of.round_ns.to_string());
+                cells.extend_from_slice(&shares(&of.shares)[..4]);
+                cells.extend([of.moved_bytes, of.recomputed_bytes].map(|b| b.to_string()));
+                cells.extend([of.h2d_busy, of.d2h_busy].map(|b| format!("{:.1} %", b * 100.0)));
+                cells.push(of.way.clone());
+                cells
             });
             table.row(row.cells(cells, FIGURES.split('|').count()));
         }
@@ -285,30 +232,8 @@ const FIGURES: &str =
     "peak|seen|round|MSR|MSR no-free|EOR|CBR|moved|recomputed|link up|link down|<way";
 
 /// The columns of `--csv`.
-const CSV: [&str; 25] = [
-    "device",
-    "planner",
-    "budget",
-    "budget_bytes",
-    "fits",
-    "unplanned_peak_bytes",
-    "unplanned_round_ns",
-    "peak_bytes",
-    "seen_peak_bytes",
-    "arena_bytes",
-    "round_ns",
-    "in_turn_ns",
-    "msr",
-    "msr_no_free",
-    "eor",
-    "cbr",
-    "cbr_no_free",
-    "moved_bytes",
-    "recomputed_bytes",
-    "late_copies",
-    "h2d_busy",
-    "d2h_busy",
-    "overlapping_copies",
-    "way",
-    "lowest_bytes",
-];
+const CSV: &str = "\
+    device,planner,budget,budget_bytes,fits,unplanned_peak_bytes,unplanned_round_ns,peak_bytes,\
+    seen_peak_bytes,arena_bytes,round_ns,in_turn_ns,msr,msr_no_free,eor,cbr,cbr_no_free,\
+    moved_bytes,recomputed_bytes,late_copies,h2d_busy,d2h_busy,overlapping_copies,way,\
+    lowest_bytes";

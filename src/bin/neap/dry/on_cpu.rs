@@ -1,7 +1,6 @@
 //! What `neap dry` says where PyTorch is built for the CPU only: what the script allocates, without
 //! an allocator.
 
-use anyhow::bail;
 use neap::report::table::{Side, Table};
 use neap::units::Bytes;
 use serde::Serialize;
@@ -9,6 +8,7 @@ use serde::Serialize;
 use super::found::{AllocatedOnly, Process};
 use super::report::{Outcome, Run, workspace};
 use crate::output::{self, Answer, note};
+use crate::settings;
 
 /// The threads of an iteration that multiply: forward's and backward's. Each has a cuBLAS
 /// workspace.
@@ -39,17 +39,16 @@ pub fn report(
     as_json: bool,
 ) -> anyhow::Result<Answer> {
     let flags = run.flags;
-    for (given, flag) in [
-        (flags.record.is_some(), "--record"),
-        (flags.snapshot.is_some(), "--snapshot"),
-        (flags.events.is_some(), "--events"),
-        (flags.plot.is_some(), "--plot"),
-        (flags.check_against.is_some(), "--check-against"),
-    ] {
-        if given {
-            bail!("{flag}: this PyTorch is built for the CPU only; install a CUDA build");
-        }
-    }
+    settings::none_given(
+        [
+            (flags.record.is_some(), "--record"),
+            (flags.snapshot.is_some(), "--snapshot"),
+            (flags.events.is_some(), "--events"),
+            (flags.plot.is_some(), "--plot"),
+            (flags.check_against.is_some(), "--check-against"),
+        ],
+        "this PyTorch is built for the CPU only; install a CUDA build",
+    )?;
     let workspaces = Bytes(THREADS * workspace(run.profile).0);
     let all = counted.peak_bytes + workspaces;
     let available = flags.device_bytes.unwrap_or_else(|| run.profile.available());

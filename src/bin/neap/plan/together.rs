@@ -1,35 +1,31 @@
 //! `neap plan` of several jobs: one plan for all that share a device.
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
-use neap::contract::{Figures, Window};
 use neap::job::Graph;
+use neap::plan::Share;
 use neap::plan::overlap::{self, Overlapped};
 use neap::plan::together::{self, Job, Jobs, Memo, Together};
-use neap::plan::{Planned, Share};
 use neap::report::table::Table;
 use neap::units::{Bytes, Nanos};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::{Events, Flags, does_not_fit, graph_path, prove_and_write};
 use crate::accounting::Accounting;
-use crate::output::{self, Answer, note};
+use crate::output::{self, Answer, Ending, note};
 use crate::progress;
 use crate::settings::{self, Budget};
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    for (given, flag) in [
-        (flags.noise.is_some(), "--noise"),
-        (flags.accounting != Accounting::Physical, "--accounting paper"),
-        (flags.allocator.is_pytorch(), "--allocator pytorch"),
-    ] {
-        if given {
-            bail!("{flag}: is for a plan of one job; leave it out or plan each job by itself");
-        }
-    }
+    settings::none_given(
+        [
+            (flags.noise.is_some(), "--noise"),
+            (flags.accounting != Accounting::Physical, "--accounting paper"),
+            (flags.allocator.is_pytorch(), "--allocator pytorch"),
+        ],
+        "is for a plan of one job; leave it out or plan each job by itself",
+    )?;
     let mut graphs = settings::graphs(&flags.graphs)?;
     let sites = flags.device.resolve_all(&mut graphs)?;
     let Some(device) = sites.first().map(|s| s.device.clone()) else { bail!("no graph is given") };
@@ -81,157 +77,92 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     prove_and_write(flags, &together.plan, &graphs)?;
     note(&format!("planned in {took:.1?}"));
-    output::report(&Report::of(&together, overlapped.as_ref(), &graphs, peak), as_json)?;
+    let printed = report(&together, overlapped.as_ref(), &graphs, peak);
+    let ending = Ending::printing(&printed, as_json);
+    let answer = ending.with(Answer::Yes)?;
     flags.output.iter().for_each(|path| output::written(path));
-    Ok(Answer::Yes)
+    Ok(answer)
 }
 
-/// Figures of a plan of several jobs.
-#[derive(Serialize)]
-struct Report {
-    fits: bool,
-    planner: String,
-    device: String,
-    #[serde(flatten)]
-    figures: Figures,
-    budget_bytes: Bytes,
-    jobs: Vec<JobReport>,
-    #[serde(flatten)]
-    overlap: Option<OverlapReport>,
-    /// Sum of the jobs' unplanned peaks.
-    #[serde(skip)]
-    unplanned_peak: Bytes,
-}
-
-/// One of the jobs, as if it ran alone.
-#[derive(Serialize)]
-struct JobReport {
-    name: String,
-    #[serde(flatten)]
-    figures: Figures,
-    #[serde(flatten)]
-    events: Events,
-    #[serde(flatten)]
-    beside: Option<BesideReport>,
-}
-
-/// A job's times beside the others, where bytes may be shared.
-#[derive(Serialize)]
-struct BesideReport {
-    /// How long it holds the window in an iteration alone.
-    window_held_ns: Nanos,
-    beside_ns: Nanos,
-    /// Its time beside the others if each job has a sub-arena; `None` where these don't fit.
-    beside_apart_ns: Option<Nanos>,
-}
-
-/// The window that jobs hold in turn.
-#[derive(Serialize)]
-struct OverlapReport {
-    window_bytes: Bytes,
-    window_offset_bytes: Bytes,
-    fits_apart: bool,
-}
-
-impl Report {
-    fn of(
-        together: &Together,
-        overlapped: Option<&Overlapped>,
-        graphs: &[Graph],
-        unplanned_peak: Bytes,
-    ) -> Self {
-        let plan = &together.plan;
-        let beside = |index: usize| {
-            overlapped.map(|o| BesideReport {
-                window_held_ns: o.held[index],
-                beside_ns: o.beside[index],
-                beside_apart_ns: o.apart.as_ref().map(|apart| apart[index]),
-            })
-        };
-        let job = |(index, (part, graph)): (usize, (&Arc<Planned>, &Graph))| JobReport {
-            name: graph.name.clone(),
-            figures: part.plan.figures,
-            events: Events::of(&part.plan.jobs[0]),
-            beside: beside(index),
-        };
-        Self {
-            fits: true,
-            planner: plan.planner.clone(),
-            device: plan.device.name.clone(),
-            figures: plan.figures,
-            budget_bytes: plan.budget,
-            jobs: together.parts.iter().zip(graphs).enumerate().map(job).collect(),
-            overlap: overlapped.map(|o| OverlapReport {
-                window_bytes: o.window().map_or(Bytes::ZERO, |w: &Window| w.bytes),
-                window_offset_bytes: o.window().map_or(Bytes::ZERO, |w: &Window| w.offset),
-                fits_apart: o.apart.is_some(),
-            }),
-            unplanned_peak,
+/// What is printed: figures of a plan of several jobs, and text. `peak` is the sum of the jobs'
+/// unplanned peaks.
+fn report(
+    together: &Together,
+    overlapped: Option<&Overlapped>,
+    graphs: &[Graph],
+    peak: Bytes,
+) -> (Value, String) {
+    let (plan, f) = (&together.plan, &together.plan.figures);
+    let mut table = Table::headed(
+        "<job|unplanned peak|sub-arena|alone, unplanned|alone, planned|swap-outs|swap-ins|\
+         recomputes",
+    );
+    let mut jobs = Vec::with_capacity(graphs.len());
+    for (index, (part, graph)) in together.parts.iter().zip(graphs).enumerate() {
+        let (own, events) = (&part.plan.figures, Events::of(&part.plan.jobs[0]));
+        table.row([
+            format!("{index} {}", graph.name),
+            own.unplanned_peak_bytes.to_string(),
+            own.arena_bytes.to_string(),
+            own.unplanned_iteration_ns.to_string(),
+            own.iteration_ns.to_string(),
+            events.swap_outs.to_string(),
+            events.swap_ins.to_string(),
+            events.recomputes.to_string(),
+        ]);
+        let mut job = json!(own);
+        job["name"] = json!(graph.name);
+        job["swap_outs"] = json!(events.swap_outs);
+        job["swap_ins"] = json!(events.swap_ins);
+        job["recomputes"] = json!(events.recomputes);
+        if let Some(shared) = overlapped {
+            job["window_held_ns"] = json!(shared.held[index]);
+            job["beside_ns"] = json!(shared.beside[index]);
+            job["beside_apart_ns"] = json!(shared.apart.as_ref().map(|apart| apart[index]));
         }
+        jobs.push(job);
     }
-
-    /// The jobs' times, as one list.
-    fn times(&self, of: impl Fn(&BesideReport) -> Option<Nanos>) -> String {
-        let beside = self.jobs.iter().filter_map(|job| job.beside.as_ref());
-        beside.filter_map(of).map(|t| t.to_string()).collect::<Vec<_>>().join(", ")
+    let mut text = format!(
+        "{table}\narena {} ({} bytes) of a budget of {} ({} bytes); the unplanned peaks add up to \
+         {peak}; pinned {}\n",
+        f.arena_bytes, f.arena_bytes.0, plan.budget, plan.budget.0, f.pinned_bytes,
+    );
+    let mut figures = json!(f);
+    figures["fits"] = json!(true);
+    figures["planner"] = json!(plan.planner);
+    figures["device"] = json!(plan.device.name);
+    figures["budget_bytes"] = json!(plan.budget);
+    figures["jobs"] = json!(jobs);
+    if let Some(shared) = overlapped {
+        let window = plan.window();
+        figures["window_bytes"] = json!(window.map_or(Bytes::ZERO, |w| w.bytes));
+        figures["window_offset_bytes"] = json!(window.map_or(Bytes::ZERO, |w| w.offset));
+        figures["fits_apart"] = json!(shared.apart.is_some());
+        text += &effect(shared);
     }
-
-    /// The effect of sharing bytes, as text.
-    fn shared(&self, overlap: &OverlapReport) -> String {
-        let beside = self.times(|b| Some(b.beside_ns));
-        if overlap.window_bytes == Bytes::ZERO {
-            return format!(
-                "no bytes are shared, because that would be no quicker; beside each other the \
-                 iterations take {beside}"
-            );
-        }
-        let apart = match overlap.fits_apart {
-            true => format!("with a sub-arena for each {}", self.times(|b| b.beside_apart_ns)),
-            false => "with a sub-arena for each they don't fit".to_owned(),
-        };
-        format!(
-            "window {} ({} bytes) at offset {}, held in turn: in an iteration alone for {}\n\
-             beside each other the iterations take {beside}; {apart}",
-            overlap.window_bytes,
-            overlap.window_bytes.0,
-            overlap.window_offset_bytes.0,
-            self.times(|b| Some(b.window_held_ns)),
-        )
-    }
+    (figures, text)
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::headed(
-            "<job|unplanned peak|sub-arena|alone, unplanned|alone, planned|swap-outs|swap-ins|\
-             recomputes",
+/// The effect of sharing bytes, as text.
+fn effect(of: &Overlapped) -> String {
+    let times = |all: &[Nanos]| all.iter().map(Nanos::to_string).collect::<Vec<_>>().join(", ");
+    let beside = times(&of.beside);
+    let Some(window) = of.together.plan.window() else {
+        return format!(
+            "no bytes are shared, because that would be no quicker; beside each other the \
+             iterations take {beside}\n"
         );
-        for (index, job) in self.jobs.iter().enumerate() {
-            table.row([
-                format!("{index} {}", job.name),
-                job.figures.unplanned_peak_bytes.to_string(),
-                job.figures.arena_bytes.to_string(),
-                job.figures.unplanned_iteration_ns.to_string(),
-                job.figures.iteration_ns.to_string(),
-                job.events.swap_outs.to_string(),
-                job.events.swap_ins.to_string(),
-                job.events.recomputes.to_string(),
-            ]);
-        }
-        writeln!(
-            f,
-            "{table}\narena {} ({} bytes) of a budget of {} ({} bytes); the unplanned peaks add up \
-             to {}; pinned {}",
-            self.figures.arena_bytes,
-            self.figures.arena_bytes.0,
-            self.budget_bytes,
-            self.budget_bytes.0,
-            self.unplanned_peak,
-            self.figures.pinned_bytes,
-        )?;
-        match &self.overlap {
-            Some(overlap) => writeln!(f, "{}", self.shared(overlap)),
-            None => Ok(()),
-        }
-    }
+    };
+    let apart = match &of.apart {
+        Some(apart) => format!("with a sub-arena for each {}", times(apart)),
+        None => "with a sub-arena for each they don't fit".to_owned(),
+    };
+    format!(
+        "window {} ({} bytes) at offset {}, held in turn: in an iteration alone for {}\n\
+         beside each other the iterations take {beside}; {apart}\n",
+        window.bytes,
+        window.bytes.0,
+        window.offset.0,
+        times(&of.held),
+    )
 }

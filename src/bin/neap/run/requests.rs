@@ -9,6 +9,8 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use neap::compact::Gather;
+use neap::contract::JobPlan;
+use neap::device::Profile;
 use neap::job::Graph;
 use neap::plan::{Method, Of, Share};
 use neap::run::service::{Remote, Request, Tenant, Work};
@@ -35,8 +37,14 @@ impl Reader {
 
     /// The jobs of a file; `None` if the checker refused its plan and printed the reasons.
     pub fn read(&self, path: &Path, iterations: u32) -> anyhow::Result<Option<Vec<Tenant>>> {
-        let settings = Settings { iterations, ..self.settings.clone() };
-        let submit = Nanos::ZERO;
+        let tenant = |name: String, graph: Graph, plan: JobPlan, profile: Profile| {
+            let settings = Settings { iterations, ..self.settings.clone() };
+            let (method, swap_limit, at_loads) = (Method::default(), Share::ALL, Vec::new());
+            let priority = Share::ALL.priority();
+            let work =
+                Work { graph, plan, profile, method, priority, swap_limit, at_loads, settings };
+            Tenant { name, work, submit: Nanos::ZERO }
+        };
         let stem = settings::stem(path)?;
         match settings::subject(path, &[])? {
             Subject::Plan(plan, graphs) => {
@@ -46,39 +54,25 @@ impl Reader {
                 }
                 let at = |problem: String| anyhow::anyhow!("{}: {problem}", path.display());
                 let several = plan.jobs.len() > 1;
-                let tenant = |(job, graph): (usize, Graph)| {
+                let planned = |(job, graph): (usize, Graph)| {
                     let share = |of| Share::recorded(&plan, of, job).map_err(at);
                     let name = if several { graph.name.clone() } else { stem.clone() };
-                    let work = Work {
-                        graph,
-                        plan: plan.jobs[job].clone(),
-                        profile: plan.device.clone(),
-                        priority: share(Of::Tensors)?.priority(),
-                        swap_limit: share(Of::Swaps)?,
-                        method: Method::recorded(&plan, job).map_err(at)?,
-                        at_loads: Vec::new(),
-                        settings: settings.clone(),
-                    };
-                    Ok(Tenant { name, work, submit })
+                    let mut it = tenant(name, graph, plan.jobs[job].clone(), plan.device.clone());
+                    it.work.priority = share(Of::Tensors)?.priority();
+                    it.work.swap_limit = share(Of::Swaps)?;
+                    it.work.method = Method::recorded(&plan, job).map_err(at)?;
+                    Ok(it)
                 };
-                graphs.into_iter().enumerate().map(tenant).collect::<anyhow::Result<_>>().map(Some)
+                graphs.into_iter().enumerate().map(planned).collect::<anyhow::Result<_>>().map(Some)
             }
             Subject::Graph(mut graph) => {
                 let Site { device, latencies, libraries, .. } = self.learned.resolve(&mut graph)?;
                 let at_loads = self.learned.at_loads(&graph);
                 let (mut plan, _) = making::unplanned(&graph, &device, &latencies)?;
                 plan.libraries = libraries;
-                let work = Work {
-                    graph: *graph,
-                    plan,
-                    profile: device,
-                    method: Method::default(),
-                    priority: Share::ALL.priority(),
-                    swap_limit: Share::ALL,
-                    at_loads,
-                    settings,
-                };
-                Ok(Some(vec![Tenant { name: stem, work, submit }]))
+                let mut it = tenant(stem, *graph, plan, device);
+                it.work.at_loads = at_loads;
+                Ok(Some(vec![it]))
             }
         }
     }

@@ -1,7 +1,6 @@
 //! `neap run` of several jobs: passes flags, files and requests to a service, and reports.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -16,14 +15,14 @@ use neap::run::service::{self, Mailbox, Notice, Options, Planning, Request};
 use neap::run::service::{ServiceError, Tenant, Verdict};
 use neap::sim::share::policy::{NEAP, Policy};
 use neap::units::{Bytes, Nanos};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::requests::{Asking, Names, Reader, apart, end_at};
 use super::{Flags, latencies, median};
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
-use crate::settings::Outputs;
 use crate::settings::values::{instant, policy, seconds};
+use crate::settings::{self, Outputs};
 
 /// Several jobs at once.
 #[derive(clap::Args)]
@@ -66,25 +65,16 @@ impl Several {
     }
 }
 
-impl Flags {
-    /// Returns an error for flags that are for one job.
-    fn only_several(&self) -> anyhow::Result<()> {
-        for (given, flag) in [
-            (self.weights.is_some(), "--weights"),
-            (self.save.is_some(), "--save"),
-            (self.timeline.is_some(), "--timeline"),
-            (!self.graph.is_empty(), "--graph"),
-        ] {
-            if given {
-                bail!("{flag}: is for one job; leave it out, or run the job by itself");
-            }
-        }
-        Ok(())
-    }
-}
-
 pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Result<Answer> {
-    flags.only_several()?;
+    settings::none_given(
+        [
+            (flags.weights.is_some(), "--weights"),
+            (flags.save.is_some(), "--save"),
+            (flags.timeline.is_some(), "--timeline"),
+            (!flags.graph.is_empty(), "--graph"),
+        ],
+        "is for one job; leave it out, or run the job by itself",
+    )?;
     let files: Vec<&Path> = flags.subjects.iter().map(PathBuf::as_path).collect();
     let outputs = Outputs::new(&flags.device.inputs(&files), &flags.outputs())?;
     // From the first iteration on, it is the rate with which the link begins.
@@ -147,7 +137,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         return Ok(Answer::No);
     }
     let report = report?;
-    let mut ending = Ending::reporting(&Report::of(policy.name, &report), as_json);
+    let mut ending = Ending::printing(&printed(policy.name, &report), as_json);
     ending.file(flags.latencies_out.as_deref(), |path| {
         let ran = report.jobs.iter().filter_map(|j| Some((j.work.as_ref()?, &j.outcome)));
         let ran: Vec<_> = ran.map(|(work, o)| (&work.graph, &work.profile, o)).collect();
@@ -244,11 +234,12 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
             let (mut all, mut window) = (0u64, 0);
             for tenant in tenants {
                 let Tenant { name, work, .. } = tenant;
-                let needs = service::needs(work).with_context(|| format!("`{name}`"))?;
+                let (persistent, ephemeral) =
+                    service::needs(work).with_context(|| format!("`{name}`"))?;
                 // A window counts only once.
                 let window_bytes = work.plan.window.as_ref().map_or(0, |w| w.bytes.0);
-                let shared = window_bytes.min(needs.ephemeral.0);
-                all = all.saturating_add(needs.persistent.0 + needs.ephemeral.0 - shared);
+                let shared = window_bytes.min(ephemeral.0);
+                all = all.saturating_add(persistent.0 + ephemeral.0 - shared);
                 window = window.max(shared);
             }
             Ok(Bytes(all.saturating_add(window)).min(available))
@@ -256,72 +247,45 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
     }
 }
 
-/// Figures of a run of several jobs.
-#[derive(Serialize)]
-struct Report<'a> {
-    policy: &'a str,
-    #[serde(flatten)]
-    all: &'a service::Report,
-    jobs: Vec<JobReport<'a>>,
-}
-
-/// Figures of one job.
-#[derive(Serialize)]
-struct JobReport<'a> {
-    #[serde(flatten)]
-    job: &'a service::JobReport,
-    losses: &'a [f32],
-    checksum: &'a str,
-    iteration_ns: Nanos,
-    late_copies: u64,
-    /// How long it waited for a window that other jobs held.
-    window_waited_ns: Nanos,
-    notes: &'a [String],
-}
-
-impl<'a> Report<'a> {
-    fn of(policy: &'a str, all: &'a service::Report) -> Self {
-        let job = |job: &'a service::JobReport| JobReport {
-            job,
-            losses: &job.outcome.losses,
-            checksum: &job.outcome.checksum,
-            iteration_ns: median(&job.outcome.iteration_ns),
-            late_copies: job.outcome.late_copies,
-            window_waited_ns: job.outcome.window_ns,
-            notes: &job.outcome.notes,
-        };
-        Self { policy, all, jobs: all.jobs.iter().map(job).collect() }
+/// What is printed: figures of a run of several jobs, and text.
+fn printed(policy: &str, all: &service::Report) -> (Value, String) {
+    let mut table =
+        Table::headed("<job|<ended|iterations|waited|service|completion|memory|loss|<checksum");
+    let (mut jobs, none) = (Vec::with_capacity(all.jobs.len()), || "-".to_owned());
+    for job in &all.jobs {
+        let ran = &job.outcome;
+        let waited = job.started_ns.map(|at| at.saturating_sub(job.submitted_ns).to_string());
+        table.row([
+            job.name.clone(),
+            job.verdict.word().to_owned(),
+            job.iterations.to_string(),
+            waited.unwrap_or_else(none),
+            job.service_ns.to_string(),
+            job.ended_ns.saturating_sub(job.submitted_ns).to_string(),
+            format!("{} + {}", job.persistent_bytes, job.ephemeral_bytes),
+            ran.losses.last().map_or_else(none, ToString::to_string),
+            ran.checksum.chars().take(16).collect(),
+        ]);
+        let mut figures = json!(job);
+        figures["verdict"] = json!(job.verdict.word());
+        figures["reason"] = json!(job.verdict.reason());
+        figures["losses"] = json!(ran.losses);
+        figures["checksum"] = json!(ran.checksum);
+        figures["iteration_ns"] = json!(median(&ran.iteration_ns));
+        figures["late_copies"] = json!(ran.late_copies);
+        // How long it waited for a window that other jobs held.
+        figures["window_waited_ns"] = json!(ran.window_ns);
+        figures["notes"] = json!(ran.notes);
+        jobs.push(figures);
     }
-}
-
-impl fmt::Display for Report<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table =
-            Table::headed("<job|<ended|iterations|waited|service|completion|memory|loss|<checksum");
-        for job in &self.all.jobs {
-            let outcome = &job.outcome;
-            let waited = job.started_ns.map(|at| at.saturating_sub(job.submitted_ns).to_string());
-            table.row([
-                job.name.clone(),
-                job.verdict.word().to_owned(),
-                job.iterations.to_string(),
-                waited.unwrap_or_else(|| "-".to_owned()),
-                job.service_ns.to_string(),
-                job.ended_ns.saturating_sub(job.submitted_ns).to_string(),
-                format!("{} + {}", job.persistent_bytes, job.ephemeral_bytes),
-                outcome.losses.last().map_or_else(|| "-".to_owned(), ToString::to_string),
-                outcome.checksum.chars().take(16).collect(),
-            ]);
-        }
-        writeln!(
-            f,
-            "{table}\n{}: all of it took {}; at most {} ({} bytes) promised at once of an arena of \
-             {}",
-            self.policy,
-            self.all.makespan_ns,
-            self.all.reserved_peak_bytes,
-            self.all.reserved_peak_bytes.0,
-            self.all.arena_bytes
-        )
-    }
+    let mut figures = json!(all);
+    figures["policy"] = json!(policy);
+    figures["jobs"] = json!(jobs);
+    let (took, most) = (all.makespan_ns, all.reserved_peak_bytes);
+    let text = format!(
+        "{table}\n{policy}: all of it took {took}; at most {most} ({} bytes) promised at once of an \
+         arena of {}\n",
+        most.0, all.arena_bytes
+    );
+    (figures, text)
 }

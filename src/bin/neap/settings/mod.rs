@@ -292,6 +292,17 @@ pub fn checked(path: &Path, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<boo
     }
 }
 
+/// Returns an error for the first of these flags that is given; `why` follows its name.
+pub fn none_given<const N: usize>(
+    flags: [(bool, &str); N],
+    why: impl std::fmt::Display,
+) -> anyhow::Result<()> {
+    match flags.iter().find(|(given, _)| *given) {
+        Some((_, flag)) => bail!("{flag}: {why}"),
+        None => Ok(()),
+    }
+}
+
 /// A file's name without folders and endings, for messages and outputs.
 pub fn stem(path: &Path) -> anyhow::Result<String> {
     let name = path.file_name().context("names no file")?.to_string_lossy().into_owned();

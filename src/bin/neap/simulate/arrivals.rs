@@ -2,7 +2,6 @@
 //! jobs are planned again together.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -10,17 +9,17 @@ use neap::contract::Latency;
 use neap::device::Profile;
 use neap::device::latency::Table as Latencies;
 use neap::job::Graph;
-use neap::plan::live::{Arena, Arrival, Conditions, Live, Outcome, Story};
+use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
 use neap::plan::together::{self, Job};
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::noise::Noise;
 use neap::sim::program::Direction;
-use neap::sim::share::policy::{PACK, Policy};
+use neap::sim::share::policy::PACK;
 use neap::sim::share::rows;
 use neap::units::{Bytes, Nanos};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::Flags;
 use crate::accounting::{median, ratio};
@@ -33,7 +32,7 @@ const LARGEST: u64 = 64 << 20;
 
 /// The columns. A graph's file is relative to the table's folder, and may end in @ and a share as
 /// for `neap plan`.
-const COLUMNS: [&str; 3] = ["graph", "submit_s", "iterations"];
+const COLUMNS: &str = "graph,submit_s,iterations";
 
 /// A parsed row.
 struct Coming {
@@ -45,7 +44,7 @@ struct Coming {
 fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut all: Vec<Coming> = Vec::new();
-    rows::read(path, LARGEST, &COLUMNS, &COLUMNS, |row| {
+    rows::read(path, LARGEST, COLUMNS, COLUMNS, |row| {
         let submitted = row.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
         if all.last().is_some_and(|last| last.submitted > submitted) {
             let at = row.cell("submit_s").unwrap_or_default();
@@ -64,8 +63,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
         Ok(())
     })?;
     if all.is_empty() {
-        let columns = COLUMNS.join(",");
-        bail!("{}: it has no jobs below its header; the columns are {columns}", path.display());
+        bail!("{}: it has no jobs below its header; the columns are {COLUMNS}", path.display());
     }
     Ok(all)
 }
@@ -126,8 +124,8 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     });
     let outcome = live.run_with(|ended| bar.set_position(ended as u64))?;
     bar.finish_and_clear();
-    let report = Report::of(&arrivals, &outcome, &device, budget, policy);
-    let mut ending = Ending::reporting(&report, as_json);
+    let printed = report(&arrivals, &outcome, &device, budget, policy.name);
+    let mut ending = Ending::printing(&printed, as_json);
     let picture = || drawing(&arrivals, &outcome, &device, budget);
     ending.file(plot, |path| output::write(path, &picture()?));
     ending.with(Answer::yes_if(outcome.jobs.iter().all(|job| job.ended.is_some())))
@@ -162,120 +160,75 @@ fn drawing(
     Ok(svg_across(Across::Time, &title, &curves, &[Line { name: "budget", value: budget }])?)
 }
 
-/// Figures of jobs that came and went.
-#[derive(Serialize)]
-struct Report {
-    device: String,
+/// What is printed: figures of jobs that came and went, and text.
+fn report(
+    arrivals: &[Arrival<'_>],
+    outcome: &Outcome,
+    device: &Profile,
+    budget: Bytes,
     policy: &'static str,
-    budget_bytes: Bytes,
-    end_ns: Nanos,
-    /// The mean time from submission to the first iteration of the jobs that ran.
-    mean_queuing_ns: Nanos,
-    /// The mean time from submission to the end of the jobs that ended.
-    mean_completion_ns: Nanos,
-    replans: u32,
-    h2d_busy: f64,
-    d2h_busy: f64,
-    jobs: Vec<JobReport>,
-}
-
-/// Figures of one job.
-#[derive(Serialize)]
-struct JobReport {
-    name: String,
-    submit_ns: Nanos,
-    admitted_ns: Option<Nanos>,
-    end_ns: Option<Nanos>,
-    waited_for: Option<String>,
-    iterations: usize,
-    iteration_ns: Nanos,
-    arenas: Vec<Arena>,
-    late_copies: u64,
-    /// The largest part of all jobs' swaps that any plan let it make beside others.
-    largest_swap_part: String,
-}
-
-impl Report {
-    fn of(
-        arrivals: &[Arrival<'_>],
-        outcome: &Outcome,
-        device: &Profile,
-        budget: Bytes,
-        policy: &'static Policy,
-    ) -> Self {
-        let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
-        let busy = |direction| ratio(busy(&outcome.carried, direction).0, end.0);
-        let job = |(arrival, job): (&Arrival<'_>, &Story)| JobReport {
-            name: arrival.job.graph.name.clone(),
-            submit_ns: arrival.submitted,
-            admitted_ns: job.admitted,
-            end_ns: job.ended,
-            waited_for: job.waited_for.clone(),
-            iterations: job.iterations.len(),
-            iteration_ns: median(job.iterations.iter().map(|i| i.1)),
-            arenas: job.arenas.clone(),
-            late_copies: job.late,
-            largest_swap_part: job.swap_part.to_string(),
-        };
-        let mean = |of: fn(&Story) -> Option<Nanos>| {
-            let since = |(a, j): (&Arrival<'_>, &Story)| of(j).map(|at| at - a.submitted);
-            let times: Vec<Nanos> = arrivals.iter().zip(&outcome.jobs).filter_map(since).collect();
-            let sum: Nanos = times.iter().copied().sum();
-            Nanos(sum.0 / (times.len() as u64).max(1))
-        };
-        Self {
-            device: device.name.clone(),
-            policy: policy.name,
-            budget_bytes: budget,
-            end_ns: end,
-            mean_queuing_ns: mean(|job| job.iterations.first().map(|iteration| iteration.0)),
-            mean_completion_ns: mean(|job| job.ended),
-            replans: outcome.replans,
-            h2d_busy: busy(Direction::H2d),
-            d2h_busy: busy(Direction::D2h),
-            jobs: arrivals.iter().zip(&outcome.jobs).map(job).collect(),
+) -> (Value, String) {
+    let mut table = Table::headed(
+        "<job|came|let in|ended|iterations|each|sub-arena, largest|smallest|late copies",
+    );
+    let (mut jobs, mut waiting) = (Vec::new(), String::new());
+    for (index, (arrival, story)) in arrivals.iter().zip(&outcome.jobs).enumerate() {
+        let (name, submitted) = (&arrival.job.graph.name, arrival.submitted);
+        let (count, each) =
+            (story.iterations.len(), median(story.iterations.iter().map(|of| of.1)));
+        let sizes = story.arenas.iter().map(|a| a.arena_bytes);
+        let when = |time: Option<Nanos>| time.map_or_else(|| "never".to_owned(), |t| t.to_string());
+        table.row([
+            format!("{index} {name}"),
+            submitted.to_string(),
+            when(story.admitted),
+            when(story.ended),
+            count.to_string(),
+            each.to_string(),
+            sizes.clone().max().unwrap_or_default().to_string(),
+            sizes.min().unwrap_or_default().to_string(),
+            story.late.to_string(),
+        ]);
+        if let Some(why) = &story.waited_for {
+            waiting += &format!("job {index} waited for {why}\n");
         }
+        let mut job = json!(story);
+        job["name"] = json!(name);
+        job["submit_ns"] = json!(submitted);
+        job["iterations"] = json!(count);
+        job["iteration_ns"] = json!(each);
+        job["largest_swap_part"] = json!(story.swap_part.to_string());
+        jobs.push(job);
     }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::headed(
-            "<job|came|let in|ended|iterations|each|sub-arena, largest|smallest|late copies",
-        );
-        for (index, job) in self.jobs.iter().enumerate() {
-            let sizes = job.arenas.iter().map(|a| a.arena_bytes);
-            let when =
-                |time: Option<Nanos>| time.map_or_else(|| "never".to_owned(), |t| t.to_string());
-            table.row([
-                format!("{index} {}", job.name),
-                job.submit_ns.to_string(),
-                when(job.admitted_ns),
-                when(job.end_ns),
-                job.iterations.to_string(),
-                job.iteration_ns.to_string(),
-                sizes.clone().max().unwrap_or_default().to_string(),
-                sizes.min().unwrap_or_default().to_string(),
-                job.late_copies.to_string(),
-            ]);
-        }
-        writeln!(f, "{table}")?;
-        for (index, job) in self.jobs.iter().enumerate() {
-            if let Some(why) = &job.waited_for {
-                writeln!(f, "job {index} waited for {why}")?;
-            }
-        }
-        writeln!(
-            f,
-            "{}: all ended after {}; queuing {} and completion {} in the mean; planned anew {} \
-             times; the link was busy {:.1} % of the time to the device and {:.1} % from it",
-            self.policy,
-            self.end_ns,
-            self.mean_queuing_ns,
-            self.mean_completion_ns,
-            self.replans,
-            self.h2d_busy * 100.0,
-            self.d2h_busy * 100.0
-        )
-    }
+    // The mean time from submission to an event of the jobs that got so far.
+    let mean = |of: fn(&Story) -> Option<Nanos>| {
+        let since = |(a, j): (&Arrival<'_>, &Story)| of(j).map(|at| at - a.submitted);
+        let times: Vec<Nanos> = arrivals.iter().zip(&outcome.jobs).filter_map(since).collect();
+        Nanos(times.iter().copied().sum::<Nanos>().0 / (times.len() as u64).max(1))
+    };
+    let queuing = mean(|job| job.iterations.first().map(|iteration| iteration.0));
+    let (completion, replans) = (mean(|job| job.ended), outcome.replans);
+    let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
+    let [up, down] = [Direction::H2d, Direction::D2h]
+        .map(|direction| ratio(busy(&outcome.carried, direction).0, end.0));
+    let text = format!(
+        "{table}\n{waiting}{policy}: all ended after {end}; queuing {queuing} and completion \
+         {completion} in the mean; planned anew {replans} times; the link was busy {:.1} % of the \
+         time to the device and {:.1} % from it\n",
+        up * 100.0,
+        down * 100.0
+    );
+    let figures = json!({
+        "device": device.name,
+        "policy": policy,
+        "budget_bytes": budget,
+        "end_ns": end,
+        "mean_queuing_ns": queuing,
+        "mean_completion_ns": completion,
+        "replans": replans,
+        "h2d_busy": up,
+        "d2h_busy": down,
+        "jobs": jobs,
+    });
+    (figures, text)
 }

@@ -1,7 +1,6 @@
 //! `neap simulate` of a plan of several jobs, which run beside each other on one device for some
 //! iterations.
 
-use std::fmt;
 use std::path::Path;
 
 use neap::contract::{JobPlan, Plan, Window};
@@ -12,9 +11,9 @@ use neap::report::table::Table;
 use neap::sim::beside::{WHOLE, Work, busy};
 use neap::sim::engine::{self, Deadlock, Durations, Run};
 use neap::sim::program::{Direction, Program};
-use neap::sim::rounds::{self, Side};
+use neap::sim::rounds::{self, Course, Side};
 use neap::units::{Bytes, Nanos};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::accounting::{median, ratio};
 use crate::output::{self, Answer, Ending};
@@ -47,45 +46,7 @@ pub fn main(
     let sides: Vec<Side<'_>> = plan.jobs.iter().enumerate().map(side).collect();
     let course = rounds::run(&sides, link)?;
     let memory = rounds::memory(&programs.iter().collect::<Vec<_>>(), &course.runs);
-    let report = |index: usize| -> Result<JobReport, Deadlock> {
-        let (work, runs) = (&sides[index].work, &course.runs[index]);
-        let sum = |of: fn(&Run) -> Nanos| runs.iter().map(|(_, run)| of(run)).sum();
-        let again = work.program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time);
-        let waits = course.waited.iter().filter(|wait| wait.job == index);
-        let waits: Vec<Nanos> = waits.map(|wait| wait.until - wait.from).collect();
-        Ok(JobReport {
-            name: graphs[index].name.clone(),
-            utilisation: f64::from(work.utilisation) / f64::from(WHOLE),
-            arena_bytes: own_bytes(work.program, plan.jobs[index].window.as_ref()),
-            alone_ns: engine::run(work.program, link, work.durations)?.iteration,
-            iteration_ns: median(runs.iter().map(|(_, run)| run.iteration)),
-            end_ns: runs.last().map_or(Nanos::ZERO, |(start, run)| *start + run.iteration),
-            late_copies: runs.iter().map(|(_, run)| u64::from(run.late_copies)).sum(),
-            swap_in_stall_ns: sum(|run| run.stalls.swap_in),
-            swap_out_stall_ns: sum(|run| run.stalls.swap_out),
-            tail_stall_ns: sum(|run| run.stalls.tail),
-            recompute_ns: Nanos(again.sum::<Nanos>().0.saturating_mul(runs.len() as u64)),
-            window_waits: waits.len(),
-            window_wait_ns: waits.iter().copied().sum(),
-            longest_wait: waits.iter().copied().max().unwrap_or_default(),
-        })
-    };
-    let jobs = (0..sides.len()).map(report).collect::<Result<Vec<_>, _>>()?;
-    let busy = |direction| ratio(busy(&course.carried, direction).0, course.end.0);
-    let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
-    let in_turn = |job: &JobReport| job.alone_ns.0.saturating_mul(u64::from(iterations));
-    let report = Report {
-        peak_bytes: engine::peak(&memory),
-        budget_bytes: plan.budget,
-        arena_bytes: plan.figures.arena_bytes,
-        window_bytes: window.map_or(Bytes::ZERO, |w| w.bytes),
-        end_ns: course.end,
-        in_turn_ns: jobs.iter().map(|job| Nanos(in_turn(job))).sum(),
-        h2d_busy: busy(Direction::H2d),
-        d2h_busy: busy(Direction::D2h),
-        jobs,
-    };
-    let mut ending = Ending::reporting(&report, as_json);
+    let mut ending = Ending::printing(&report(plan, graphs, &sides, &course, &memory)?, as_json);
     ending.file(picture, |path| {
         let title = format!("{} jobs on {}", graphs.len(), plan.device.name);
         let curves = [Curve { name: "all jobs", points: &memory }];
@@ -105,90 +66,91 @@ fn own_bytes(program: &Program, window: Option<&Window>) -> Bytes {
     high - low
 }
 
-/// Jobs of a plan beside each other.
-#[derive(Serialize)]
-struct Report {
-    jobs: Vec<JobReport>,
-    /// The largest sum of resident bytes.
-    peak_bytes: Bytes,
-    budget_bytes: Bytes,
-    arena_bytes: Bytes,
-    window_bytes: Bytes,
-    end_ns: Nanos,
-    /// The time of the same iterations one after the other.
-    in_turn_ns: Nanos,
-    h2d_busy: f64,
-    d2h_busy: f64,
-}
-
-#[derive(Serialize)]
-struct JobReport {
-    name: String,
-    /// The share of the device that its operators use.
-    utilisation: f64,
-    arena_bytes: Bytes,
-    alone_ns: Nanos,
-    iteration_ns: Nanos,
-    end_ns: Nanos,
-    late_copies: u64,
-    /// Waiting in all iterations, as in the simulation of one job.
-    swap_in_stall_ns: Nanos,
-    swap_out_stall_ns: Nanos,
-    tail_stall_ns: Nanos,
-    /// Running operators again, in all iterations.
-    recompute_ns: Nanos,
-    window_waits: usize,
-    window_wait_ns: Nanos,
-    #[serde(skip)]
-    longest_wait: Nanos,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::headed(
-            "<job|of the device|sub-arena|iteration alone|beside the others|slower by|late copies",
-        );
-        for (index, job) in self.jobs.iter().enumerate() {
-            table.row([
-                format!("{index} {}", job.name),
-                format!("{:.1} %", job.utilisation * 100.0),
-                job.arena_bytes.to_string(),
-                job.alone_ns.to_string(),
-                job.iteration_ns.to_string(),
-                format!("{:.3}", ratio(job.iteration_ns.0, job.alone_ns.0)),
-                job.late_copies.to_string(),
-            ]);
-        }
-        writeln!(
-            f,
-            "{table}\nall ended after {}, {} one after another; largest sum of resident bytes {} \
-             ({} bytes) of a budget of {}\n\
-             the link was busy {:.1} % of the time to the device and {:.1} % from it",
-            self.end_ns,
-            self.in_turn_ns,
-            self.peak_bytes,
-            self.peak_bytes.0,
-            self.budget_bytes,
-            self.h2d_busy * 100.0,
-            self.d2h_busy * 100.0
-        )?;
-        if self.window_bytes == Bytes::ZERO {
-            return Ok(());
-        }
-        let window = self.window_bytes;
-        writeln!(f, "window {window} ({} bytes), held in turn:", window.0)?;
-        for (index, job) in self.jobs.iter().enumerate() {
-            let (waited, longest) = (job.window_wait_ns, job.longest_wait);
-            match job.window_waits {
-                0 => writeln!(f, "  job {index} never waited for it")?,
-                1 => writeln!(f, "  job {index} waited for it once, {waited}")?,
-                times => writeln!(
-                    f,
-                    "  job {index} waited for it {times} times, {waited} in all and {longest} at \
-                     most"
-                )?,
-            }
-        }
-        Ok(())
+/// What is printed: figures and text.
+fn report(
+    plan: &Plan,
+    graphs: &[Graph],
+    sides: &[Side<'_>],
+    course: &Course,
+    memory: &[(Nanos, Bytes)],
+) -> Result<(Value, String), Deadlock> {
+    let mut table = Table::headed(
+        "<job|of the device|sub-arena|iteration alone|beside the others|slower by|late copies",
+    );
+    let (mut jobs, mut waiting, mut in_turn) = (Vec::new(), String::new(), Nanos::ZERO);
+    for (index, (side, runs)) in sides.iter().zip(&course.runs).enumerate() {
+        let (work, name) = (&side.work, &graphs[index].name);
+        let alone = engine::run(work.program, &plan.device.link, work.durations)?.iteration;
+        in_turn += Nanos(alone.0.saturating_mul(u64::from(side.iterations)));
+        let iteration = median(runs.iter().map(|(_, run)| run.iteration));
+        let late: u64 = runs.iter().map(|(_, run)| u64::from(run.late_copies)).sum();
+        let arena = own_bytes(work.program, plan.jobs[index].window.as_ref());
+        let used = f64::from(work.utilisation) / f64::from(WHOLE);
+        table.row([
+            format!("{index} {name}"),
+            format!("{:.1} %", used * 100.0),
+            arena.to_string(),
+            alone.to_string(),
+            iteration.to_string(),
+            format!("{:.3}", ratio(iteration.0, alone.0)),
+            late.to_string(),
+        ]);
+        let waits = course.waited.iter().filter(|wait| wait.job == index);
+        let waits: Vec<Nanos> = waits.map(|wait| wait.until - wait.from).collect();
+        let (waited, longest): (Nanos, _) = (waits.iter().copied().sum(), waits.iter().max());
+        waiting += &match (waits.len(), longest) {
+            (0, _) | (_, None) => format!("  job {index} never waited for it\n"),
+            (1, _) => format!("  job {index} waited for it once, {waited}\n"),
+            (times, Some(longest)) => format!(
+                "  job {index} waited for it {times} times, {waited} in all and {longest} at most\n"
+            ),
+        };
+        let sum = |of: fn(&Run) -> Nanos| -> Nanos { runs.iter().map(|(_, run)| of(run)).sum() };
+        let again = work.program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time);
+        let again = Nanos(again.sum::<Nanos>().0.saturating_mul(runs.len() as u64));
+        let end = runs.last().map_or(Nanos::ZERO, |(start, run)| *start + run.iteration);
+        // Stalls and recomputes are those of all iterations, as in the simulation of one job.
+        jobs.push(json!({
+            "name": name,
+            "utilisation": used,
+            "arena_bytes": arena,
+            "alone_ns": alone,
+            "iteration_ns": iteration,
+            "end_ns": end,
+            "late_copies": late,
+            "swap_in_stall_ns": sum(|run| run.stalls.swap_in),
+            "swap_out_stall_ns": sum(|run| run.stalls.swap_out),
+            "tail_stall_ns": sum(|run| run.stalls.tail),
+            "recompute_ns": again,
+            "window_waits": waits.len(),
+            "window_wait_ns": waited,
+        }));
     }
+    let [up, down] = [Direction::H2d, Direction::D2h]
+        .map(|direction| ratio(busy(&course.carried, direction).0, course.end.0));
+    let (peak, budget, end) = (engine::peak(memory), plan.budget, course.end);
+    let mut text = format!(
+        "{table}\nall ended after {end}, {in_turn} one after another; largest sum of resident bytes \
+         {peak} ({} bytes) of a budget of {budget}\n\
+         the link was busy {:.1} % of the time to the device and {:.1} % from it\n",
+        peak.0,
+        up * 100.0,
+        down * 100.0
+    );
+    let window = plan.window().map_or(Bytes::ZERO, |window| window.bytes);
+    if window > Bytes::ZERO {
+        text += &format!("window {window} ({} bytes), held in turn:\n{waiting}", window.0);
+    }
+    let figures = json!({
+        "jobs": jobs,
+        "peak_bytes": peak,
+        "budget_bytes": budget,
+        "arena_bytes": plan.figures.arena_bytes,
+        "window_bytes": window,
+        "end_ns": end,
+        "in_turn_ns": in_turn,
+        "h2d_busy": up,
+        "d2h_busy": down,
+    });
+    Ok((figures, text))
 }

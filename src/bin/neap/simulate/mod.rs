@@ -111,22 +111,18 @@ impl Flags {
 
     /// Returns an error for flags that are for one job.
     fn only_side_by_side(&self, jobs: usize) -> anyhow::Result<()> {
-        for (given, flag) in [
-            (self.noise.is_some(), "--noise"),
-            (self.accounting != Accounting::Physical, "--accounting paper"),
-            (self.allocator.is_pytorch(), "--allocator pytorch"),
-            (self.timeline.is_some(), "--timeline"),
-            (self.latencies_out.is_some(), "--latencies-out"),
-            (self.snapshot.is_some(), "--snapshot"),
-        ] {
-            if given {
-                bail!(
-                    "{flag}: {} is a plan of {jobs} jobs, and this is for one; leave it out",
-                    self.subject().display()
-                );
-            }
-        }
-        Ok(())
+        let file = self.subject().display();
+        settings::none_given(
+            [
+                (self.noise.is_some(), "--noise"),
+                (self.accounting != Accounting::Physical, "--accounting paper"),
+                (self.allocator.is_pytorch(), "--allocator pytorch"),
+                (self.timeline.is_some(), "--timeline"),
+                (self.latencies_out.is_some(), "--latencies-out"),
+                (self.snapshot.is_some(), "--snapshot"),
+            ],
+            format_args!("{file} is a plan of {jobs} jobs, and this is for one; leave it out"),
+        )
     }
 
     /// Returns an error for flags that are for a graph, and `false` for a plan that is not safe.

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::super::lanes::LaneId;
-use super::super::mechanism::{Mechanism, Room};
+use super::super::mechanism::Mechanism;
 use super::super::policy::Style;
 use super::{Engine, FINE, NEVER, WHOLE, turns};
 use crate::units::Bytes;
@@ -114,10 +114,7 @@ impl Engine<'_> {
 
     /// A resident's lane; 0 if it has none.
     pub(super) fn lane_of(&self, job: u32) -> LaneId {
-        match &self.room {
-            Room::Lanes(lanes) => lanes.resident(job).and_then(|r| r.1).unwrap_or(0),
-            Room::Processes(_) => 0,
-        }
+        self.room.resident(job).and_then(|resident| resident.1).unwrap_or(0)
     }
 
     /// The group that runs and the group with the next more service, where groups catch up.

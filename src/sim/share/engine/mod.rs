@@ -22,9 +22,9 @@ use clock::{Clock, ClockId};
 
 use super::contention::WHOLE;
 use super::jobs::Job;
-use super::lanes::{LaneId, Mode};
+use super::lanes::{LaneId, Lanes, Mode};
 use super::layout::{Item, Layout};
-use super::mechanism::{Mechanism, Room, Settings};
+use super::mechanism::{Mechanism, Settings};
 use super::memory::Need;
 use super::policy::{Policy, Style};
 use super::result::{JobResult, Outcome, Verdict};
@@ -76,50 +76,47 @@ type Key = (i64, u64, u32);
 #[derive(Clone, Debug, Default)]
 struct Group {
     persistent: u128,
-    by_persistent: BTreeSet<(Bytes, u32)>,
-    by_ephemeral: BTreeSet<(Bytes, u32)>,
-    by_sum: BTreeSet<(Bytes, u32)>,
+    /// The jobs by persistent bytes, by ephemeral bytes and by their sum.
+    by: [BTreeSet<(Bytes, u32)>; 3],
 }
 
 impl Group {
     fn add(&mut self, job: u32, need: Need) {
         self.persistent += u128::from(need.0.0);
-        self.by_persistent.insert((need.0, job));
-        self.by_ephemeral.insert((need.1, job));
-        self.by_sum.insert((need.0 + need.1, job));
+        for (by, bytes) in self.by.iter_mut().zip([need.0, need.1, need.0 + need.1]) {
+            by.insert((bytes, job));
+        }
     }
 
     fn remove(&mut self, job: u32, need: Need) {
-        if self.by_persistent.remove(&(need.0, job)) {
-            self.by_ephemeral.remove(&(need.1, job));
-            self.by_sum.remove(&(need.0 + need.1, job));
+        let sizes = self.by.iter_mut().zip([need.0, need.1, need.0 + need.1]);
+        if sizes.fold(false, |_, (by, bytes)| by.remove(&(bytes, job))) {
             self.persistent -= u128::from(need.0.0);
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.by_sum.is_empty()
+        self.by[0].is_empty()
     }
 
-    /// The largest sum of persistent and ephemeral bytes of one job.
-    fn largest_sum(&self) -> Bytes {
-        self.by_sum.last().map_or(Bytes::ZERO, |l| l.0)
+    fn jobs(&self) -> Vec<u32> {
+        self.by[0].iter().map(|job| job.1).collect()
     }
 
-    /// The largest persistent and the largest ephemeral bytes, perhaps of different jobs.
-    fn largest(&self) -> Need {
-        let last = |of: &BTreeSet<(Bytes, u32)>| of.last().map_or(Bytes::ZERO, |l| l.0);
-        (last(&self.by_persistent), last(&self.by_ephemeral))
+    /// The largest persistent bytes, ephemeral bytes and sum, perhaps of different jobs.
+    fn largest(&self) -> [Bytes; 3] {
+        self.by.each_ref().map(|by| by.last().map_or(Bytes::ZERO, |last| last.0))
     }
 }
 
+#[derive(Default)]
 struct Engine<'a> {
     jobs: &'a [Job],
-    policy: &'a Policy,
-    settings: &'a Settings,
+    policy: Policy,
+    settings: Settings,
     keep: Keep,
     style: Style,
-    room: Room,
+    room: Lanes,
     /// Addresses, in lanes. Salus's released code leaves them to the framework's allocator.
     layout: Option<Layout>,
     /// Items of the room that may have changed since the layout was last updated.
@@ -143,10 +140,8 @@ struct Engine<'a> {
     iterations: u128,
     state: Vec<State>,
     remaining: Vec<u64>,
-    /// The clock's reading when the work of a running job began, and the time when it was put on
-    /// the device.
+    /// The clock's reading when the work of a running job began.
     base: Vec<u128>,
-    since: Vec<u64>,
     on_host: Vec<bool>,
     waiting: BTreeSet<Key>,
     /// The residents that do not run, by lane; in lane 0 those without one.
@@ -178,7 +173,7 @@ struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    fn new(jobs: &'a [Job], policy: &'a Policy, settings: &'a Settings, keep: Keep) -> Self {
+    fn new(jobs: &'a [Job], policy: &Policy, settings: &Settings, keep: Keep) -> Self {
         let style = settings.style(policy.style);
         let n = jobs.len();
         let result = JobResult { dilation: 1000, ..JobResult::default() };
@@ -186,45 +181,22 @@ impl<'a> Engine<'a> {
         let released = lanes && settings.mode == Mode::AsReleased;
         Self {
             jobs,
-            policy,
-            settings,
+            policy: *policy,
+            settings: *settings,
             keep,
             style,
             room: settings.room(style),
             layout: (lanes && !released).then(|| Layout::new(settings.capacity)),
-            touched: Vec::new(),
-            needs: jobs.iter().map(Job::need).collect(),
-            grown: BTreeSet::new(),
+            needs: jobs.iter().map(|job| job.need).collect(),
             moves: policy.moves && lanes && settings.mode == Mode::Neap,
             released,
-            now: 0,
-            clocks: BTreeMap::new(),
-            stopped: Clock::default(),
             clock_of: vec![0; n],
-            serving: 0,
-            iterations: 0,
             state: vec![State::Away; n],
             remaining: jobs.iter().map(|j| j.work.0).collect(),
             base: vec![0; n],
-            since: vec![0; n],
             on_host: vec![false; n],
-            waiting: BTreeSet::new(),
-            idle: BTreeSet::new(),
-            services: BTreeSet::new(),
-            there: BTreeSet::new(),
-            timers: BinaryHeap::new(),
-            next: 0,
-            last: None,
-            sharers: Group::default(),
-            seated: turns::Seated::Empty,
-            turn: Need::default(),
-            freed: false,
-            came: Vec::new(),
-            slow: 0,
-            slow_at: BTreeMap::new(),
-            served: Group::default(),
-            turning: None,
             outcome: Outcome { jobs: vec![result; n], ..Outcome::default() },
+            ..Self::default()
         }
     }
 
@@ -321,7 +293,7 @@ impl<'a> Engine<'a> {
         {
             let id = id32(self.next);
             self.next += 1;
-            let early = if !self.room.ever(job.need()) {
+            let early = if !self.room.ever(job.need) {
                 Some(Verdict::NeverFits)
             } else if job.work == Nanos::ZERO {
                 Some(Verdict::Empty)
@@ -331,7 +303,7 @@ impl<'a> Engine<'a> {
             if let Some(verdict) = early {
                 let result = &mut self.outcome.jobs[id as usize];
                 (result.verdict, result.end) = (verdict, job.submit);
-                let (persistent, ephemeral) = job.need();
+                let (persistent, ephemeral) = job.need;
                 self.say(id, || format!("{}: needs {persistent} + {ephemeral}", verdict.word()));
                 continue;
             }
@@ -370,8 +342,8 @@ impl<'a> Engine<'a> {
             }
             State::Serving => {
                 self.serving -= u64::from(self.demand(job));
-                let time = self.now - self.since[index];
                 let result = &mut self.outcome.jobs[index];
+                let time = self.now - result.start.unwrap_or_default().0;
                 if let Some(before) = self.slow_at.remove(&job) {
                     let mean = (self.slow - before) / u128::from(time).max(1);
                     result.dilation = u32::try_from(mean).unwrap_or(u32::MAX).max(1000);
@@ -413,12 +385,12 @@ impl<'a> Engine<'a> {
         self.outcome.jobs[index].switches += 1;
         self.outcome.switches += 1;
         if self.settings.mechanism == Mechanism::Lanes {
-            if let Style::UntilBusy { .. } = self.style {
+            if matches!(self.style, Style::Fill | Style::UntilBusy) {
                 self.park(job);
             }
             self.rest(job);
         } else {
-            self.room.leave(job, self.needs[index]);
+            self.room.leave(job);
             self.on_host[index] = true;
             self.last = Some(job);
             self.state[index] = State::Waiting;
@@ -452,7 +424,6 @@ impl<'a> Engine<'a> {
         let delay = self.settings.copies(out, into);
         let it = &self.jobs[index];
         self.state[index] = State::Running;
-        self.since[index] = self.now;
         self.iterations += u128::from(it.iteration.0);
         self.outcome.jobs[index].start.get_or_insert(Nanos(self.now));
         self.on_clock(job);

@@ -1,6 +1,6 @@
 //! What an outcome records besides the figures: memory over time, and why one job waited.
 
-use super::super::mechanism::Room;
+use super::super::mechanism::Mechanism;
 use super::super::result::Moment;
 use super::{Engine, State};
 use crate::units::{Bytes, Nanos};
@@ -8,11 +8,11 @@ use crate::units::{Bytes, Nanos};
 impl Engine<'_> {
     pub(super) fn record(&mut self) {
         if self.keep.moments {
-            let (persistent, lanes) = match &self.room {
-                Room::Lanes(lanes) => {
-                    (lanes.persistent(), lanes.lanes().map(|(id, l)| (id, l.size)).collect())
-                }
-                Room::Processes(_) => (Bytes::ZERO, vec![(0, self.room.used())]),
+            let (persistent, lanes) = if self.settings.mechanism == Mechanism::Lanes {
+                let lanes = self.room.lanes().map(|(id, lane)| (id, lane.size));
+                (self.room.persistent(), lanes.collect())
+            } else {
+                (Bytes::ZERO, vec![(0, self.room.used())])
             };
             self.outcome.moments.push(Moment { at: Nanos(self.now), persistent, lanes });
         }

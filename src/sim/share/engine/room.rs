@@ -4,7 +4,7 @@
 use super::super::check::check;
 use super::super::lanes::Join;
 use super::super::layout::Item;
-use super::super::mechanism::{Mechanism, Room};
+use super::super::mechanism::Mechanism;
 use super::super::memory::Need;
 use super::super::policy::Style;
 use super::super::result::Verdict;
@@ -36,28 +36,25 @@ impl Engine<'_> {
     }
 
     pub(super) fn take(&mut self, id: u32, need: Need, join: Join) -> bool {
-        let taken = self.room.admit(id, need, join);
+        let taken = self.room.admit(id, need, join).is_some();
         self.touch(id);
         taken
     }
 
-    pub(super) fn give(&mut self, id: u32, need: Need) {
+    pub(super) fn give(&mut self, id: u32) {
         self.touch(id);
-        self.room.leave(id, need);
+        self.room.leave(id);
     }
 
     /// Takes a job out of its lane.
     pub(super) fn park(&mut self, job: u32) {
         self.touch(job);
-        if let Room::Lanes(lanes) = &mut self.room {
-            lanes.park(job);
-        }
+        self.room.park(job);
     }
 
     fn touch(&mut self, id: u32) {
         if self.layout.is_some()
-            && let Room::Lanes(lanes) = &self.room
-            && let Some((_, lane)) = lanes.resident(id)
+            && let Some((_, lane)) = self.room.resident(id)
         {
             self.touched.push(Item::Persistent(id));
             self.touched.extend(lane.map(Item::Lane));
@@ -70,13 +67,13 @@ impl Engine<'_> {
         self.freed = true;
         if self.state[job as usize] == State::Serving {
             self.served.remove(job, need);
-            self.give(job, need);
+            self.give(job);
             return self.reseat();
         }
         if self.turns_move() {
             return self.leave_turns(job, need);
         }
-        self.give(job, need);
+        self.give(job);
     }
 
     /// The idle job that comes last in the policy's order among those that `may` go to the host.
@@ -133,11 +130,11 @@ impl Engine<'_> {
             return self.widen_turns(job, from, to);
         }
         loop {
-            if self.room.grow(job, from, to) {
+            if self.room.grow(job, to) {
                 self.touch(job);
                 return true;
             }
-            if !matches!(self.style, Style::UntilBusy { .. }) {
+            if !matches!(self.style, Style::Fill | Style::UntilBusy) {
                 return false;
             }
             let Some(victim) = self.victim(|_| true) else { return false };
@@ -156,21 +153,21 @@ impl Engine<'_> {
     /// job that starts in room that other jobs leave waits for them and for the copies. Running
     /// jobs lose the copies' time.
     pub(super) fn lie(&mut self) {
-        let (Some(layout), Room::Lanes(lanes)) = (&mut self.layout, &self.room) else {
-            return self.prove();
-        };
+        let Some(layout) = &mut self.layout else { return self.prove() };
         if self.touched.is_empty() {
             return;
         }
-        let moved = layout.update(lanes, &mut self.touched);
+        let moved = layout.update(&self.room, &mut self.touched);
         self.touched.clear();
         let runs = |job: u32| self.state.get(job as usize) == Some(&State::Running);
         let mut shifted: Vec<u32> = Vec::new();
         for item in layout.shifted() {
             match item {
                 Item::Persistent(job) => shifted.push(*job),
-                Item::Lane(lane) => shifted
-                    .extend(lanes.lane(*lane).iter().flat_map(|l| l.members.iter().map(|m| m.1))),
+                Item::Lane(lane) => {
+                    let lane = self.room.lane(*lane);
+                    shifted.extend(lane.iter().flat_map(|l| l.members.iter().map(|m| m.1)));
+                }
             }
         }
         shifted.retain(|job| runs(*job));
@@ -234,18 +231,18 @@ impl Engine<'_> {
 
     /// Proves the device's memory safe, where the caller asked for proofs.
     fn prove(&mut self) {
-        let Room::Lanes(lanes) = &self.room else { return };
-        if !self.keep.proof || self.outcome.harm.is_some() {
+        let lanes = self.settings.mechanism == Mechanism::Lanes;
+        if !lanes || !self.keep.proof || self.outcome.harm.is_some() {
             return;
         }
         // Any of the jobs that take turns may hold the last seat.
         let need = |id: u32| self.needs.get(id as usize).copied().unwrap_or(self.turn);
         let at = |item: Item| self.layout.as_ref()?.at(item);
-        let picture = lanes.picture(self.settings.capacity, need, at);
+        let picture = self.room.picture(self.settings.capacity, need, at);
         let nowhere = self.layout.is_some()
             && (picture.residents.iter().any(|r| r.at.is_none())
                 || picture.lanes.iter().any(|l| l.2.is_none()));
-        let homeless = self.runs().any(|job| lanes.resident(job).is_none_or(|r| r.1.is_none()));
+        let homeless = self.runs().any(|job| self.room.resident(job).is_none_or(|r| r.1.is_none()));
         let verdict = match check(&picture) {
             Ok(()) if nowhere => Err("something lies nowhere".to_owned()),
             Ok(()) if homeless && !self.turns_move() => Err("a job runs without a lane".to_owned()),

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use super::super::contention::WHOLE;
 use super::super::lanes::{Join, LaneId, MOST};
-use super::super::mechanism::{Mechanism, Room};
-use super::super::policy::{Style, choose};
+use super::super::mechanism::Mechanism;
+use super::super::policy::Style;
 use super::{Engine, Key, LOOK, NEVER, State};
 use crate::compact::Gather;
 use crate::units::{Bytes, Nanos, saturated};
@@ -23,9 +23,10 @@ impl Engine<'_> {
             Style::Rotating => {
                 self.admit(Join::Share, |engine, job| engine.start(job, Bytes::ZERO))
             }
-            Style::One { preempts } => self.one(preempts),
-            Style::UntilBusy { preempts: false } => self.fill(),
-            Style::UntilBusy { preempts: true } => self.until_busy(),
+            Style::Best if self.settings.mechanism == Mechanism::Lanes => self.one_in_each_lane(),
+            Style::One | Style::Best => self.one(),
+            Style::Fill => self.fill(),
+            Style::UntilBusy => self.until_busy(),
         }
         self.freed = false;
         self.came.clear();
@@ -43,7 +44,6 @@ impl Engine<'_> {
             self.services.remove(&job);
             let it = &self.jobs[job as usize];
             self.state[job as usize] = State::Serving;
-            self.since[job as usize] = self.now;
             self.serving += u64::from(self.demand(job));
             self.slow_at.insert(job, self.slow);
             self.outcome.jobs[job as usize].start = Some(Nanos(self.now));
@@ -52,16 +52,14 @@ impl Engine<'_> {
         asked == LOOK && came > 0
     }
 
-    /// The oldest job, and from when on it is overdue.
-    fn oldest(&self) -> Option<(u32, u64)> {
-        let &oldest = self.there.first()?;
-        let submit = self.jobs[oldest as usize].submit.0;
-        Some((oldest, submit.saturating_add(self.settings.patience.0)))
+    /// When a job becomes overdue.
+    fn patient_until(&self, job: u32) -> u64 {
+        self.jobs[job as usize].submit.0.saturating_add(self.settings.patience.0)
     }
 
-    /// The oldest job, if it was submitted longer ago than the patience.
+    /// The oldest job, if it is overdue.
     fn overdue(&self) -> Option<u32> {
-        self.oldest().filter(|oldest| oldest.1 <= self.now).map(|oldest| oldest.0)
+        self.there.first().copied().filter(|&oldest| self.patient_until(oldest) <= self.now)
     }
 
     /// The same, if it waits.
@@ -71,7 +69,7 @@ impl Engine<'_> {
 
     /// When the oldest job becomes overdue, if the policy cares.
     pub(super) fn falls_overdue(&self) -> u64 {
-        let falls = self.oldest().map(|oldest| oldest.1);
+        let falls = self.there.first().map(|&oldest| self.patient_until(oldest));
         falls.filter(|at| *at > self.now && self.policy.ages).unwrap_or(NEVER)
     }
 
@@ -141,10 +139,8 @@ impl Engine<'_> {
         }
     }
 
-    fn one(&mut self, preempts: bool) {
-        if preempts && self.settings.mechanism == Mechanism::Lanes {
-            return self.one_in_each_lane();
-        }
+    /// One job at a time on the device.
+    fn one(&mut self) {
         loop {
             let aged = self.waits_overdue().filter(|_| self.policy.ages);
             let aged = aged.map(|job| self.line_key(job));
@@ -152,7 +148,8 @@ impl Engine<'_> {
             let runner = self.runs().next();
             if let Some(runner) = runner {
                 let older = self.policy.ages && self.overdue() == Some(runner);
-                if !preempts || older || (aged.is_none() && best >= self.key(runner)) {
+                let better = aged.is_some() || best < self.key(runner);
+                if self.style == Style::One || older || !better {
                     return;
                 }
                 self.drain(runner);
@@ -203,7 +200,7 @@ impl Engine<'_> {
 
     /// Which jobs should run: the policy's decision over running, resident and waiting jobs.
     fn wanted(&self) -> Vec<u32> {
-        let Room::Lanes(lanes) = &self.room else { return Vec::new() };
+        let lanes = &self.room;
         let mut running: Vec<Key> = self.runs().map(|job| self.key(job)).collect();
         running.sort_unstable();
         let mut lines = [
@@ -221,7 +218,7 @@ impl Engine<'_> {
         // Services stay. Persistent memory stays too where the policy does not move it.
         let served = Bytes(saturated(self.served.persistent).min(u64::MAX / 4));
         let mut taken =
-            self.served.largest().1 + if self.moves { served } else { lanes.persistent() };
+            self.served.largest()[1] + if self.moves { served } else { lanes.persistent() };
         // While an overdue job does not fit, no job behind it is admitted.
         let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
         let fits = |job: u32| {
@@ -238,7 +235,8 @@ impl Engine<'_> {
             taken += more;
             true
         };
-        choose(ranked.map(|j| (j, self.jobs[j as usize].utilisation)), MOST, head.is_some(), fits)
+        let ranked = ranked.map(|j| (j, self.jobs[j as usize].utilisation));
+        self.policy.choose(ranked, MOST, head.is_some(), fits)
     }
 
     /// Gives a job a lane of its own and starts it. Moves the persistent memory of idle jobs out of

@@ -13,9 +13,10 @@ use super::super::policy::Style;
 use super::Engine;
 
 /// Which of the jobs that take turns have their memory on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Seated {
     /// None of them.
+    #[default]
     Empty,
     /// All of them.
     All,
@@ -39,15 +40,14 @@ impl Engine<'_> {
         if self.settings.mechanism == Mechanism::Checkpoint {
             return self.served.is_empty().then_some(Seated::One);
         }
-        let (served, largest) = (self.served.largest().1, self.sharers.largest());
+        let (served, [kept, lane, sum]) = (self.served.largest()[1], self.sharers.largest());
         let fits =
             |bytes: u128| self.served.persistent + bytes <= u128::from(self.settings.capacity.0);
-        let lane = largest.1.max(more.1).max(served);
+        let lane = lane.max(more.1).max(served);
         if fits(self.sharers.persistent + u128::from(more.0.0) + u128::from(lane.0)) {
             return Some(Seated::All);
         }
-        let one =
-            self.sharers.largest_sum().max(more.0 + more.1).max(largest.0.max(more.0) + served);
+        let one = sum.max(more.0 + more.1).max(kept.max(more.0) + served);
         fits(u128::from(one.0)).then_some(Seated::One)
     }
 
@@ -78,7 +78,7 @@ impl Engine<'_> {
 
     pub(super) fn leave_turns(&mut self, job: u32, need: Need) {
         if self.seated == Seated::All {
-            self.give(job, need);
+            self.give(job);
         }
         self.sharers.remove(job, need);
         self.reseat();
@@ -119,11 +119,9 @@ impl Engine<'_> {
         match std::mem::replace(&mut self.seated, Seated::Empty) {
             Seated::Empty => {}
             Seated::All => {
-                for (_, job) in self.sharers.by_persistent.clone() {
-                    self.give(job, self.needs[job as usize]);
-                }
+                self.sharers.jobs().into_iter().for_each(|job| self.give(job));
             }
-            Seated::One => self.give(TURN, self.turn),
+            Seated::One => self.give(TURN),
         }
     }
 
@@ -132,14 +130,15 @@ impl Engine<'_> {
         match seats {
             Seated::Empty => {}
             Seated::All => {
-                for (_, job) in self.sharers.by_persistent.clone() {
+                for job in self.sharers.jobs() {
                     self.take(job, self.needs[job as usize], Join::Share);
                 }
             }
             Seated::One => {
-                let (served, largest) = (self.served.largest().1, self.sharers.largest());
-                let sum = self.sharers.largest_sum().max(largest.0 + served);
-                self.turn = (sum.saturating_sub(largest.1.max(served)), largest.1);
+                let (served, [kept, lane, sum]) =
+                    (self.served.largest()[1], self.sharers.largest());
+                let sum = sum.max(kept + served);
+                self.turn = (sum.saturating_sub(lane.max(served)), lane);
                 self.take(TURN, self.turn, Join::Share);
             }
         }

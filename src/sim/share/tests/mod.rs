@@ -1,7 +1,6 @@
 //! What must hold of the engine for every input.
 
 mod lanes;
-mod progressive;
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;
@@ -12,7 +11,7 @@ use super::jobs::{Growth, Job};
 use super::lanes::Mode;
 use super::mechanism::{Mechanism, Settings};
 use super::policy;
-use super::result::{Outcome, Verdict};
+use super::result::{JobResult, Outcome, Verdict};
 use crate::units::{Bytes, Nanos};
 
 const GIB: u64 = 1 << 30;
@@ -24,8 +23,7 @@ fn job(name: &str, submit: u64, work: u64, gib: (u64, u64)) -> Job {
         submit: Nanos(submit * S),
         work: Nanos(work * S),
         iteration: Nanos(S / 10),
-        persistent: Bytes(gib.0 * GIB),
-        ephemeral: Bytes(gib.1 * GIB),
+        need: (Bytes(gib.0 * GIB), Bytes(gib.1 * GIB)),
         utilisation: WHOLE,
         priority: 0,
         kill: None,
@@ -36,6 +34,16 @@ fn job(name: &str, submit: u64, work: u64, gib: (u64, u64)) -> Job {
 
 fn settings(mechanism: Mechanism, mode: Mode) -> Settings {
     Settings { mechanism, mode, ..Settings::default() }
+}
+
+fn lanes(mode: Mode) -> Settings {
+    settings(Mechanism::Lanes, mode)
+}
+
+/// When each job was admitted, began and ended, in seconds.
+fn seconds(outcome: &Outcome) -> Vec<[u64; 3]> {
+    let times = |job: &JobResult| [job.admitted, job.start, Some(job.end)];
+    outcome.jobs.iter().map(|job| times(job).map(|time| time.unwrap().0 / S)).collect()
 }
 
 /// Simulates with every change proved safe.
@@ -56,8 +64,7 @@ fn two_lanes() -> (Vec<Job>, Settings) {
     let jobs = [("a", 100, (10, 40)), ("b", 40, (10, 20)), ("c", 80, (10, 15)), ("d", 90, (5, 45))];
     let mut jobs: Vec<Job> = jobs.map(|(name, work, gib)| job(name, 0, work, gib)).to_vec();
     jobs.push(job("e", 0, 10, (1, 1)));
-    let paper = settings(Mechanism::Lanes, Mode::Paper);
-    (jobs, Settings { capacity: Bytes(100 * GIB), ..paper })
+    (jobs, Settings { capacity: Bytes(100 * GIB), ..lanes(Mode::Paper) })
 }
 
 #[test]
@@ -67,48 +74,38 @@ fn a_simulation_opens_joins_and_widens_lanes_and_each_is_fair_by_itself() {
     let first = &outcome.moments[0];
     assert_eq!(first.persistent, Bytes(35 * GIB));
     assert_eq!(first.lanes, [(0, Bytes(45 * GIB)), (1, Bytes(20 * GIB))]);
-    let of = |at: usize| (outcome.jobs[at].admitted.map(|t| t.0 / S), outcome.jobs[at].end.0 / S);
     // Two lanes share the device, so each job has a quarter until b has done its 40 s. In its place
     // e opens a lane: then c and e have a third each, a and d a sixth, until e has done its 10 s.
-    assert_eq!((of(1), of(4)), ((Some(0), 160), (Some(160), 190)));
     // After that c has half of the device for the 30 s that it has left, d a quarter, then half.
-    assert_eq!((of(2), of(3), of(0)), ((Some(0), 250), (Some(0), 310), (Some(0), 320)));
+    let times: Vec<[u64; 2]> = seconds(&outcome).iter().map(|of| [of[0], of[2]]).collect();
+    assert_eq!(times, [[0, 320], [0, 160], [0, 250], [0, 310], [160, 190]]);
 }
 
 #[test]
 fn shortest_first_decides_in_each_lane() {
     let (mut jobs, settings) = two_lanes();
     jobs[4].submit = Nanos(30 * S);
-    let outcome = run(&jobs, "srtf", &settings);
-    let of = |at: usize| {
-        let job = outcome.jobs[at];
-        [job.admitted, job.start, Some(job.end)].map(|time| time.unwrap().0 / S)
-    };
     // Admitted in the order b, c, d, a: the first two open lanes, d widens c's, and a joins it. So
     // c runs beside b, with half of the device. In b's place e opens a lane and runs beside c,
     // although d and a have waited for longer.
-    let times: Vec<[u64; 3]> = (0..5).map(of).collect();
+    let times = seconds(&run(&jobs, "srtf", &settings));
     assert_eq!(times, [[0, 220, 320], [0, 0, 80], [0, 0, 130], [0, 130, 220], [80, 80, 100]]);
 }
 
 #[test]
 fn a_shorter_job_runs_whatever_runs_in_its_lane() {
-    let paper = settings(Mechanism::Lanes, Mode::Paper);
     // There is room for one lane only, of 8 GiB.
     let jobs =
         [job("long", 0, 60, (2, 8)), job("short", 10, 20, (2, 7)), job("big", 10, 1, (6, 9))];
-    let outcome = run(&jobs, "srtf", &paper);
-    let times = |at: usize| [outcome.jobs[at].start.unwrap().0 / S, outcome.jobs[at].end.0 / S];
-    assert_eq!([times(0), times(1)], [[0, 80], [10, 30]]);
+    let times = seconds(&run(&jobs, "srtf", &lanes(Mode::Paper)));
     // Persistent memory stays, so what does not fit beside it waits.
-    assert_eq!(times(2)[0], 80);
+    assert_eq!((times[0], times[1], times[2][1]), ([0, 0, 80], [10, 10, 30], 80));
 }
 
 #[test]
 fn the_released_code_lets_a_newcomer_catch_up_alone() {
-    let released = settings(Mechanism::Lanes, Mode::AsReleased);
     let jobs = [job("a", 0, 60, (1, 1)), job("b", 20, 60, (1, 1)), job("c", 50, 5, (1, 1))];
-    let outcome = run(&jobs, "fair", &released);
+    let outcome = run(&jobs, "fair", &lanes(Mode::AsReleased));
     // a alone for 20 s, b alone for 20 s, both for 10 s, c alone to its end, then both again.
     let ends = outcome.jobs.iter().map(|job| job.end.0 / 1000).collect::<Vec<_>>();
     assert_eq!(ends, [125_000_000, 125_000_000, 55_000_000]);
@@ -119,21 +116,19 @@ fn the_released_code_has_one_lane_for_turns_and_lets_smaller_jobs_pass() {
     // a is charged 11.13 GiB of 15.7. Where the lane is the whole device, b's iterations need none
     // beside that, and it is charged 2.2 GiB.
     let jobs = [job("a", 0, 60, (6, 4)), job("b", 1, 60, (2, 4)), job("c", 2, 60, (1, 2))];
-    let released = settings(Mechanism::Lanes, Mode::AsReleased);
-    let admitted = |name| {
-        let outcome = run(&jobs, name, &released);
-        outcome.jobs.iter().map(|job| job.admitted.unwrap().0 / S).collect::<Vec<_>>()
-    };
-    assert_eq!((admitted("fair"), admitted("srtf")), (vec![0, 1, 2], vec![0, 1, 2]));
-    assert_eq!(admitted("pack")[2], 2);
-    assert!(admitted("pack")[1] >= 60);
+    let [fair, srtf, pack] = ["fair", "srtf", "pack"].map(|name| {
+        let times = seconds(&run(&jobs, name, &lanes(Mode::AsReleased)));
+        times.iter().map(|of| of[0]).collect::<Vec<_>>()
+    });
+    assert_eq!((&fair[..], &srtf[..]), (&[0, 1, 2][..], &[0, 1, 2][..]));
+    assert!(pack[1] >= 60 && pack[2] == 2, "{pack:?}");
 }
 
 #[test]
 fn equal_jobs_share_equally_and_the_total_is_constant() {
     // Salus, Fig. 11: 15 s alone, 15 s at a half, then thirds.
     let jobs = [job("a", 0, 60, (1, 1)), job("b", 15, 60, (1, 1)), job("c", 30, 60, (1, 1))];
-    let outcome = run(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap));
+    let outcome = run(&jobs, "fair", &lanes(Mode::Neap));
     let ends: Vec<f64> = outcome.jobs.iter().map(|j| j.end.0 as f64 / 1e9).collect();
     // a: 15 + 15/2 done at 30 s, 37.5 left at a third; b then has 15 left at a half; c the rest.
     for (end, want) in ends.iter().zip([142.5, 172.5, 180.0]) {
@@ -142,7 +137,7 @@ fn equal_jobs_share_equally_and_the_total_is_constant() {
     // What everyone was served of each span of 5 s: all are ended at its end.
     let served = |until: u64, mode| {
         let ended = jobs.clone().map(|j| Job { kill: Some(Nanos(until * S).max(j.submit)), ..j });
-        let outcome = run(&ended, "fair", &settings(Mechanism::Lanes, mode));
+        let outcome = run(&ended, "fair", &lanes(mode));
         outcome.jobs.iter().map(|j| j.served.0 as f64 / 1e9).collect::<Vec<_>>()
     };
     for mode in [Mode::Neap, Mode::Paper] {
@@ -170,7 +165,7 @@ fn a_hole_that_is_too_small_is_made_larger_and_that_takes_time() {
     jobs.iter_mut().for_each(|j| j.utilisation = 100);
     // a ends when b is within an iteration.
     jobs[0].work = Nanos(10_050_000_000);
-    let outcome = run(&jobs, "pack", &settings(Mechanism::Lanes, Mode::Neap));
+    let outcome = run(&jobs, "pack", &lanes(Mode::Neap));
     assert_eq!((outcome.packs, outcome.packed), (1, u128::from(4 * GIB)));
     // Every byte is read and written; before that, b's iteration ends.
     let copies = (2 * 4 * GIB).div_ceil(732);
@@ -189,51 +184,44 @@ fn outgrowing(name: &str, work: u64, admitted: (u64, u64), gib: (u64, u64)) -> J
 
 #[test]
 fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
-    let lanes = settings(Mechanism::Lanes, Mode::Neap);
-    let go =
-        |jobs: &[Job], name: &str, settings: &Settings| explained(jobs, name, settings, Some(0));
+    let go = |jobs: &[Job], name| explained(jobs, name, &lanes(Mode::Neap), Some(0));
     let says = |outcome: &Outcome, what: &str| {
         let when = outcome.reasons.iter().find(|reason| reason.1.contains(what));
         when.unwrap_or_else(|| panic!("no `{what}` in {:?}", outcome.reasons)).0.0
     };
     let other = Job { utilisation: 100, ..job("b", 0, 20, (2, 7)) };
     // There is room.
-    let outcome = go(&[outgrowing("a", 10, (2, 3), (2, 5)), other.clone()], "pack", &lanes);
-    assert_eq!(
-        (outcome.grew, outcome.outgrown, outcome.jobs[0].end.0, outcome.jobs[0].switches),
-        (1, 0, 10 * S, 0)
-    );
+    let outcome = go(&[outgrowing("a", 10, (2, 3), (2, 5)), other.clone()], "pack");
+    let a = outcome.jobs[0];
+    assert_eq!((outcome.grew, outcome.outgrown, a.end.0, a.switches), (1, 0, 10 * S, 0));
     assert!(says(&outcome, "goes on").abs_diff(3 * S / 10) < 10);
     // There is none before the other one ends; what it did stands, and what it holds goes to the
     // host and comes back.
-    let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack", &lanes);
+    let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack");
     assert_eq!((outcome.grew, outcome.outgrown, outcome.jobs[0].switches), (1, 1, 1));
     assert_eq!(outcome.moved, u128::from(5 * GIB), "2 GiB out, 3 GiB in");
-    assert_eq!(outcome.jobs[1].end.0, 20 * S);
-    let end = outcome.jobs[0].end.0;
-    assert!((29_700_000_000..30_200_000_000).contains(&end), "{end}");
+    let [a, b] = [0, 1].map(|at| outcome.jobs[at].end.0);
+    assert!(b == 20 * S && (29_700_000_000..30_200_000_000).contains(&a), "{a}, {b}");
     says(&outcome, "leaves and waits with its true need");
     // In a process of its own it is the same.
     let processes = settings(Mechanism::Mps, Mode::Neap);
-    let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack", &processes);
+    let outcome = run(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack", &processes);
     assert_eq!((outcome.outgrown, outcome.jobs[0].verdict), (1, Verdict::Done));
     // More than the device has.
-    let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 14)), other.clone()], "pack", &lanes);
-    assert_eq!((outcome.jobs[0].verdict, outcome.jobs[0].served.0), (Verdict::Outgrew, 3 * S / 10));
-    assert!(
-        outcome.jobs[0].end.0.abs_diff(3 * S / 10) < 10 && outcome.jobs[1].end.0 == 20 * S,
-        "{outcome:?}"
-    );
+    let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 14)), other.clone()], "pack");
+    let [a, b] = [0, 1].map(|at| outcome.jobs[at]);
+    assert_eq!((a.verdict, a.served.0, b.end.0), (Verdict::Outgrew, 3 * S / 10, 20 * S));
+    assert!(a.end.0.abs_diff(3 * S / 10) < 10, "{outcome:?}");
     // Under neap a waiting job lends its room first.
     let waits = Job { utilisation: WHOLE, ..job("w", 0, 100, (6, 6)) };
     let mut grows = outgrowing("a", 10, (2, 3), (6, 6));
     (grows.submit, grows.utilisation) = (Nanos(5 * S), WHOLE);
-    let outcome = go(&[waits, grows], "neap", &lanes);
+    let outcome = go(&[waits, grows], "neap");
     // 6 GiB out and in.
     assert_eq!((outcome.grew, outcome.outgrown, outcome.moved), (1, 0, u128::from(12 * GIB)));
     // What it outgrows after its end never matters.
     let short = Job { work: Nanos(3 * S / 10), ..outgrowing("a", 1, (2, 3), (2, 9)) };
-    assert_eq!(go(&[short, other], "pack", &lanes).grew, 0);
+    assert_eq!(go(&[short, other], "pack").grew, 0);
 }
 
 #[test]
@@ -243,9 +231,8 @@ fn services_and_turns_fit_beside_each_other() {
     let mut service = job("s", 0, 50, (8, 2));
     service.rate = Some(1000);
     let jobs = [service, job("a", 0, 20, (4, 2)), job("b", 1, 20, (3, 2)), job("c", 2, 20, (7, 2))];
-    let outcome = run(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap));
-    assert_eq!(outcome.jobs[2].start, Some(Nanos(S)));
-    assert_eq!(outcome.jobs[3].start, Some(Nanos(50 * S)));
+    let outcome = run(&jobs, "fair", &lanes(Mode::Neap));
+    assert_eq!([2, 3].map(|at| outcome.jobs[at].start.unwrap().0), [S, 50 * S]);
     let done = outcome.jobs.iter().all(|j| j.verdict == Verdict::Done);
     assert!(outcome.moved > 0 && done, "{outcome:?}");
 }
@@ -255,7 +242,7 @@ fn an_arrival_that_fits_only_alone() {
     let jobs = [job("long", 0, 100, (4, 6)), job("big", 10, 5, (8, 7))];
     // neap: at the end of the iteration what is persistent of the resident goes to the host, and
     // comes back for its next turn.
-    let outcome = run(&jobs, "neap", &settings(Mechanism::Lanes, Mode::Neap));
+    let outcome = run(&jobs, "neap", &lanes(Mode::Neap));
     assert_eq!(outcome.jobs[0].switches, 1);
     assert_eq!(outcome.moved, u128::from(8 * GIB), "4 GiB out and in");
     let ends = [outcome.jobs[0].end.0, outcome.jobs[1].end.0];
@@ -264,7 +251,7 @@ fn an_arrival_that_fits_only_alone() {
     // Without moving (the paper's mode, and srtf always) it stays, and the arrival waits for its
     // end.
     for (name, mode) in [("neap", Mode::Paper), ("srtf", Mode::Neap)] {
-        let outcome = run(&jobs, name, &settings(Mechanism::Lanes, mode));
+        let outcome = run(&jobs, name, &lanes(mode));
         let (end, start) = (outcome.jobs[0].end.0, outcome.jobs[1].start.unwrap().0);
         assert_eq!((end, start, outcome.moved), (100 * S, 100 * S, 0), "{name}");
     }
@@ -277,13 +264,13 @@ fn no_job_starves_longer_than_the_stated_bound() {
     let mut jobs: Vec<Job> = (0..2000).map(|i| job(&format!("s{i}"), i * 2, 2, (1, 4))).collect();
     jobs.insert(1, job("long", 0, 50, (2, 8)));
     for mode in [Mode::Neap, Mode::Paper] {
-        let patient = Settings { patience: Nanos(300 * S), ..settings(Mechanism::Lanes, mode) };
+        let patient = Settings { patience: Nanos(300 * S), ..lanes(mode) };
         let end = run(&jobs, "neap", &patient).jobs[1].end.0;
         // Patience, the work left of what is older (one short job) or resident, an iteration,
         // copies; then its own work.
         assert!(end <= (300 + 2 + 50 + 1) * S, "{mode:?}: {end}");
     }
-    let starved = run(&jobs, "srtf", &settings(Mechanism::Lanes, Mode::Neap)).jobs[1].end.0;
+    let starved = run(&jobs, "srtf", &lanes(Mode::Neap)).jobs[1].end.0;
     assert!(starved > 4000 * S, "srtf: {starved}");
 }
 
@@ -306,7 +293,7 @@ fn priorities_kills_and_verdicts() {
             assert_eq!(outcome.jobs[0].end.0, 12 * S, "{name} {mechanism:?}");
         }
     }
-    let outcome = run(&jobs, "srtf", &settings(Mechanism::Lanes, Mode::Neap));
+    let outcome = run(&jobs, "srtf", &lanes(Mode::Neap));
     assert_eq!(outcome.jobs[1].end.0, 10 * S, "the higher priority goes first");
 }
 
@@ -329,7 +316,7 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
                     job.rate = Some(500);
                 } else if below(4) == 0 {
                     let mut more = |bytes| bytes + Bytes(below(4) * GIB);
-                    let need = (more(job.persistent), more(job.ephemeral));
+                    let need = (more(job.need.0), more(job.need.1));
                     job.growth = Some(Box::new(Growth { need, after: 1 + below(20) }));
                 }
                 job
