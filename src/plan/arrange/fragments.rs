@@ -121,9 +121,11 @@ pub(super) fn quicker(
         if turn > 0 && (!is_far || request.is_large()) {
             break;
         }
-        let (set_apart, thorough) = (kind == Kind::Apart && options.apart, kind == Kind::Thorough);
+        let is_apart = kind == Kind::Apart && options.apart;
+        let set_apart = if is_apart { neap::Apart::After } else { neap::Apart::No };
+        let thorough = kind == Kind::Thorough;
         let is_small = request.graph.operators.len() <= THOROUGH;
-        if kind == Kind::Apart && effort == 1 && !set_apart || thorough && !is_small {
+        if kind == Kind::Apart && effort == 1 && !is_apart || thorough && !is_small {
             continue;
         }
         let effort = options.effort.saturating_mul(effort);

@@ -93,12 +93,12 @@ pub struct Options {
     #[serde(skip)]
     pub lingering: bool,
     /// Where a plan can't be placed, or an allocator reserves too much for it, also make one in
-    /// which parameters and states come back after large tensors that began while they were away
-    /// ([`mod@prefetch`]).
+    /// which parameters and states leave before large tensors that can lie at their addresses, and
+    /// come back after them ([`mod@prefetch`]).
     pub apart: bool,
     /// This is that plan.
     #[serde(skip)]
-    pub set_apart: bool,
+    pub set_apart: Apart,
     /// Where the plan is slow, also make one without [`Self::extend`]: that search goes other ways.
     pub twice: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
@@ -124,6 +124,18 @@ pub struct Options {
     pub together: bool,
     /// Of several jobs: plan them also for the part of the link that each gets.
     pub link_share: bool,
+}
+
+/// How parameters and states are kept apart from large tensors that something generates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Apart {
+    /// Not at all.
+    #[default]
+    No,
+    /// They come back after those that began while they were away.
+    After,
+    /// Where the whole life of one lies between two of their uses, they also leave before it.
+    Around,
 }
 
 /// How many tensors one recompute may make or bring back besides its own: most need fewer than
@@ -155,7 +167,7 @@ impl Default for Options {
             linger: true,
             lingering: false,
             apart: true,
-            set_apart: false,
+            set_apart: Apart::No,
             twice: true,
             polish: true,
             pairs: true,

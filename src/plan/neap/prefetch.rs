@@ -7,7 +7,7 @@
 //! target leaves free. Times are those of the previous run, stalls included: while an operator
 //! waits in the first pass, the link has time that the second pass can use.
 
-use super::Variant;
+use super::{Apart, Variant};
 use crate::clock::Clock;
 use crate::device::Link;
 use crate::residency::{Gap, Residencies, Swap};
@@ -32,15 +32,15 @@ pub fn swaps(residencies: &Residencies<'_>) -> Swaps {
     all
 }
 
-/// Gives every swap its window again. With `apart`, tensors that nothing generates do not come back
-/// while a large tensor is alive that was made while they were away.
+/// Gives every swap its window again, in which tensors that nothing generates are kept apart from
+/// large ones.
 pub fn fit(
     residencies: &mut Residencies<'_>,
     clock: &Clock,
     link: &Link,
     target: u64,
     variant: Variant,
-    apart: bool,
+    apart: Apart,
 ) {
     let mut swaps = swaps(residencies);
     for (tensor, gap, w) in &mut swaps {
@@ -60,6 +60,8 @@ pub fn fit(
         free = free.min(wanted).saturating_sub(length(residencies, tensor, Direction::H2d));
         w.starts.1 = free;
     }
+    let large = if apart == Apart::No { Vec::new() } else { large(residencies, target) };
+    let around = if apart == Apart::Around { &large[..] } else { &[] };
     // Outs, in the order that was chosen.
     let mut leaving = order.clone();
     leaving.sort_unstable_by_key(|&i| (swaps[i].2.starts.0, swaps[i].2.out_place, swaps[i].0, i));
@@ -77,6 +79,7 @@ pub fn fit(
         free = w.starts.0 + length(residencies, tensor, Direction::D2h);
         let (_, b, round) = residencies.ends(tensor, gap);
         let latest = if round { last } else { (b & !1).saturating_sub(1) };
+        let latest = latest.min(left_by(residencies, around, (tensor, gap, w)).unwrap_or(latest));
         let ideal = clock.slot_before(free, w.out_until).min(latest);
         let bytes = residencies.lifetime(tensor).bytes;
         let until = reach(residencies, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
@@ -84,9 +87,8 @@ pub fn fit(
         residencies.decide(tensor, gap, Gap::Swap(w));
         swaps[i].2 = w;
     }
-    let large = if apart { large(residencies, target) } else { Vec::new() };
     for &i in &order {
-        back(residencies, clock, &mut swaps[i], 0, target, &large);
+        back(residencies, clock, &mut swaps[i], 0, target, (&large, apart));
     }
     // Where there is room still, copies may be late by a little without making an operator wait.
     let margin = clock.total / 64;
@@ -97,6 +99,7 @@ pub fn fit(
         }
         let (_, b, round) = residencies.ends(tensor, gap);
         let latest = if round { last } else { w.back_from.min(b & !1).saturating_sub(1) };
+        let latest = latest.min(left_by(residencies, around, (tensor, gap, w)).unwrap_or(latest));
         let ideal = clock
             .slot_before(
                 w.starts.0 + length(residencies, tensor, Direction::D2h) + margin,
@@ -110,7 +113,7 @@ pub fn fit(
         swaps[i].2 = w;
     }
     for &i in &order {
-        back(residencies, clock, &mut swaps[i], margin, target, &large);
+        back(residencies, clock, &mut swaps[i], margin, target, (&large, apart));
     }
 }
 
@@ -132,6 +135,20 @@ fn large(residencies: &Residencies<'_>, target: u64) -> Vec<(u32, u32)> {
     all
 }
 
+/// The last slot in which a tensor that nothing generates may be there, so that the last of the
+/// `large` ones whose whole life is in the gap can lie at its address.
+fn left_by(
+    residencies: &Residencies<'_>,
+    large: &[(u32, u32)],
+    (tensor, gap, swap): (TensorId, usize, Swap),
+) -> Option<u32> {
+    let (_, b, round) = residencies.ends(tensor, gap);
+    let tight = residencies.tightest(tensor, gap).out_until;
+    let within = |l: &&(u32, u32)| tight < l.0 && l.1 < b.min(swap.back_from);
+    let last = large.iter().rev().find(within)?;
+    (residencies.lifetime(tensor).long_lived && !round).then(|| last.0 - 1)
+}
+
 /// A swap comes back by its start less a margin, as far as there is room. A tensor that nothing
 /// generates comes after the `large` ones that began while it was away.
 fn back(
@@ -140,7 +157,7 @@ fn back(
     swap: &mut (TensorId, usize, Swap),
     margin: u64,
     target: u64,
-    large: &[(u32, u32)],
+    (large, apart): (&[(u32, u32)], Apart),
 ) {
     let (tensor, gap, ref mut w) = *swap;
     let (a, _, round) = residencies.ends(tensor, gap);
@@ -148,9 +165,11 @@ fn back(
     let ideal =
         (2 * clock.place_by(w.starts.1.saturating_sub(margin))).max(earliest.next_multiple_of(2));
     // It comes back to the address at which it began the iteration. A large tensor that was made
-    // since may lie there.
+    // since may lie there; where they are kept apart all around, only if it can be waited for.
     let stays = residencies.lifetime(tensor).long_lived;
-    let ideal = large.iter().filter(|l| stays && w.out_until < l.0).fold(ideal, |ideal, l| {
+    let last = if apart == Apart::Around { w.back_from } else { u32::MAX };
+    let there = large.iter().filter(|l| stays && w.out_until < l.0 && l.1 < last);
+    let ideal = there.fold(ideal, |ideal, l| {
         if l.0 < ideal && ideal <= l.1 { (l.1 + 1).next_multiple_of(2) } else { ideal }
     });
     let bytes = residencies.lifetime(tensor).bytes;

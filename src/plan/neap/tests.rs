@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::improve::polish::{Before, Judge, polish};
-use super::{Options, Variant, improve, linger, prefetch};
+use super::{Apart, Options, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
 use crate::device::Link;
@@ -99,28 +99,40 @@ fn what_is_cheap_is_made_again_and_what_is_dear_swapped() {
     assert!(!recomputed.is_empty() && recomputed.iter().all(|op| op % 2 == 0), "{recomputed:?}");
 }
 
-#[test]
-fn what_nothing_generates_comes_back_after_a_large_tensor_that_began_while_it_was_away() {
-    // Leaving takes one operator of forward, coming back ten of backward.
-    let time = |i: usize| Nanos(if i < LAYERS { 2_000_000 } else { 100_000 });
+/// The swap of the chain's input, and the first and the last use of a large tensor that is made
+/// while it is away. Operators of the forward take `forward` nanoseconds.
+fn beside_a_large_tensor(forward: u64, apart: Apart) -> (Swap, u32, u32) {
+    let time = |i: usize| Nanos(if i < LAYERS { forward } else { 100_000 });
     let latencies: Vec<Latency> =
         (0..2 * LAYERS).map(|i| Latency { time: time(i), source: Source::Graph }).collect();
     let (mut graph, input, large) = (graph(), TensorId::of(0), TensorId::of(3));
     graph.tensors[large.index()].bytes = Bytes(2 * SIZE);
     let clock = clock::Clock::nominal(&latencies);
-    let back = |apart| {
-        let mut residencies = Residencies::new(&graph);
-        let swap = residencies.tightest(input, 0);
-        residencies.decide(input, 0, Gap::Swap(swap));
-        prefetch::fit(&mut residencies, &clock, &LINK, 16 * SIZE, Variant::FIRST, apart);
-        match residencies.gap(input, 0) {
-            Gap::Swap(swap) => swap.back_from,
-            other => panic!("{other:?}"),
-        }
-    };
-    let ends = *Residencies::new(&graph).lifetime(large).uses.last().unwrap();
-    assert!(back(false) < ends);
-    assert_eq!(back(true), ends + 1);
+    let mut residencies = Residencies::new(&graph);
+    let swap = residencies.tightest(input, 0);
+    residencies.decide(input, 0, Gap::Swap(swap));
+    prefetch::fit(&mut residencies, &clock, &LINK, 16 * SIZE, Variant::FIRST, apart);
+    let Gap::Swap(swap) = residencies.gap(input, 0) else { panic!("it is swapped") };
+    let uses = &residencies.lifetime(large).uses;
+    (swap, uses[0], uses[uses.len() - 1])
+}
+
+#[test]
+fn what_nothing_generates_comes_back_after_a_large_tensor_that_began_while_it_was_away() {
+    // Leaving takes one operator of forward, coming back ten of backward.
+    let (swap, _, ends) = beside_a_large_tensor(2_000_000, Apart::No);
+    assert!(swap.back_from < ends);
+    let (swap, _, ends) = beside_a_large_tensor(2_000_000, Apart::After);
+    assert_eq!(swap.back_from, ends + 1);
+}
+
+#[test]
+fn what_nothing_generates_leaves_before_a_large_tensor_that_can_lie_at_its_address() {
+    // Leaving takes ten operators.
+    let (swap, begins, _) = beside_a_large_tensor(100_000, Apart::After);
+    assert!(swap.out_until >= begins);
+    let (swap, begins, _) = beside_a_large_tensor(100_000, Apart::Around);
+    assert_eq!(swap.out_until, begins - 1);
 }
 
 #[test]

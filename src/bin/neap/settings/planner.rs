@@ -66,7 +66,7 @@ pub struct Switches {
     /// forward.
     #[arg(long)]
     no_linger: bool,
-    /// neap: Never make parameters come back only after large tensors.
+    /// neap: Never make parameters leave before large tensors, or come back only after them.
     #[arg(long)]
     no_apart: bool,
     /// neap, one job: Never plan a slow job a second time, without tensors that are kept longer for
