@@ -79,7 +79,7 @@ pub fn fit(
         free = w.starts.0 + length(residencies, tensor, Direction::D2h);
         let (_, b, round) = residencies.ends(tensor, gap);
         let latest = if round { last } else { (b & !1).saturating_sub(1) };
-        let latest = latest.min(left_by(residencies, around, (tensor, gap, w)).unwrap_or(latest));
+        let latest = latest.min(left_by(residencies, around, (tensor, gap, w)));
         let ideal = clock.slot_before(free, w.out_until).min(latest);
         let bytes = residencies.lifetime(tensor).bytes;
         let until = reach(residencies, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
@@ -99,7 +99,7 @@ pub fn fit(
         }
         let (_, b, round) = residencies.ends(tensor, gap);
         let latest = if round { last } else { w.back_from.min(b & !1).saturating_sub(1) };
-        let latest = latest.min(left_by(residencies, around, (tensor, gap, w)).unwrap_or(latest));
+        let latest = latest.min(left_by(residencies, around, (tensor, gap, w)));
         let ideal = clock
             .slot_before(
                 w.starts.0 + length(residencies, tensor, Direction::D2h) + margin,
@@ -136,17 +136,19 @@ fn large(residencies: &Residencies<'_>, target: u64) -> Vec<(u32, u32)> {
 }
 
 /// The last slot in which a tensor that nothing generates may be there, so that the last of the
-/// `large` ones whose whole life is in the gap can lie at its address.
+/// `large` ones whose whole life is in the gap can lie at its address. Any slot if there is none.
 fn left_by(
     residencies: &Residencies<'_>,
     large: &[(u32, u32)],
     (tensor, gap, swap): (TensorId, usize, Swap),
-) -> Option<u32> {
+) -> u32 {
     let (_, b, round) = residencies.ends(tensor, gap);
+    if large.is_empty() || round || !residencies.lifetime(tensor).long_lived {
+        return u32::MAX;
+    }
     let tight = residencies.tightest(tensor, gap).out_until;
     let within = |l: &&(u32, u32)| tight < l.0 && l.1 < b.min(swap.back_from);
-    let last = large.iter().rev().find(within)?;
-    (residencies.lifetime(tensor).long_lived && !round).then(|| last.0 - 1)
+    large.iter().rev().find(within).map_or(u32::MAX, |l| l.0 - 1)
 }
 
 /// A swap comes back by its start less a margin, as far as there is room. A tensor that nothing
