@@ -2,7 +2,8 @@
 //! From them a predictor learns the kinds that a job has, without a list of kinds.
 //!
 //! Equal extents of an operator change alike, so that most shapes stay consistent. Those that do
-//! not (a convolution's sides) are refused by the operator's own checks, and left out.
+//! not (the sides of a pooling and of what it returns) are refused by the operator's own checks.
+//! Where too few are left, one extent at a time changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,13 +25,18 @@ const SMALLEST: u64 = 8;
 /// At most one sample in this many is an operator of the job as it is.
 const OWN: u32 = 3;
 
-/// How many changed operators are tried for each shape that is asked for.
+/// How many operators with all extents changed are tried for each shape that is asked for, and how
+/// many with one, if any was not usable.
 const TRIES: u32 = 4;
 
-/// For each kind of operator of `graph` up to `count` different operators like its own, as graphs
-/// of one operator each.
-#[must_use]
-pub fn samples(graph: &Graph, count: u32, seed: u64) -> Vec<Graph> {
+/// For each kind of operator of `graph` up to `count` different operators like its own that are
+/// usable, as graphs of one operator each.
+pub fn samples(
+    graph: &Graph,
+    count: u32,
+    seed: u64,
+    mut usable: impl FnMut(&Graph) -> bool,
+) -> Vec<Graph> {
     let mut kinds: BTreeMap<&str, Vec<&Operator>> = BTreeMap::new();
     for operator in &graph.operators {
         kinds.entry(&operator.kind).or_default().push(operator);
@@ -38,27 +44,38 @@ pub fn samples(graph: &Graph, count: u32, seed: u64) -> Vec<Graph> {
     let mut all = Vec::new();
     for (kind, of_kind) in kinds {
         let mut draw = kind.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut found, mut refused) = (BTreeSet::new(), 0, 0);
         let own = own(&of_kind, count / OWN);
-        for number in 0..count.saturating_mul(TRIES) {
-            if seen.len() == count as usize {
+        let tries = count.saturating_mul(TRIES);
+        for number in 0..tries.saturating_mul(2) {
+            if found == count || number >= tries && refused == 0 {
                 break;
             }
             draw = mix(draw);
             let like = of_kind[usize::try_from(draw % of_kind.len() as u64).unwrap_or(0)];
-            let (like, extents) = match own.get(number as usize) {
+            let (like, mut extents) = match own.get(number as usize) {
                 Some(like) => (*like, BTreeMap::new()),
                 None => (like, changed(like, draw)),
             };
+            if number >= tries {
+                extents.retain(|old, new| old != new);
+                let one = usize::try_from(mix(draw) % extents.len().max(1) as u64).unwrap_or(0);
+                extents = extents.into_iter().skip(one).take(1).gather();
+            }
             let sample = isolated(graph, like, &extents).filter(|sample| {
                 let bytes = sample.tensors.iter().fold(0u64, |a, t| a.saturating_add(t.bytes.0));
                 bytes <= MOST_BYTES && roofline::flops(&sample.operators[0]) <= MOST_FLOPS
             });
-            if let Some(mut sample) = sample
-                && seen.insert(crate::device::latency::key(&sample.operators[0]))
-            {
+            let Some(mut sample) = sample else { continue };
+            if !seen.insert(crate::device::latency::key(&sample.operators[0])) {
+                continue;
+            }
+            if usable(&sample) {
                 sample.name = format!("{kind} {number}");
                 all.push(sample);
+                found += 1;
+            } else {
+                refused += 1;
             }
         }
     }
@@ -236,7 +253,7 @@ mod tests {
     #[test]
     fn each_kind_gets_different_operators_like_its_own() {
         let graph = job("tiny_gpt2-adamw.et.json.gz");
-        let all = samples(&graph, 5, 1);
+        let all = samples(&graph, 5, 1, |_| true);
         let kinds: BTreeSet<&str> = graph.operators.iter().map(|o| &*o.kind).collect();
         let varied: BTreeSet<&str> = all.iter().map(|sample| &*sample.operators[0].kind).collect();
         assert_eq!(kinds, varied);
@@ -251,8 +268,22 @@ mod tests {
                 sample.operators.len() == 1 && roofline::flops(&sample.operators[0]) <= MOST_FLOPS
             );
         }
-        let again: Vec<String> = samples(&graph, 5, 1).into_iter().map(|g| g.name).collect();
+        let again: Vec<String> =
+            samples(&graph, 5, 1, |_| true).into_iter().map(|g| g.name).collect();
         assert_eq!(again, all.into_iter().map(|g| g.name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn operators_whose_extents_depend_on_each_other_get_as_many() {
+        let graph = job("tiny_cnn-adam.et.json.gz");
+        let device = crate::device::builtin::find("host").expect("a device");
+        let runs = |sample: &Graph| {
+            let (settings, spare) = (crate::Settings::default(), crate::Spare::default());
+            crate::profile::alone(sample, &device, &settings, &spare).is_ok()
+        };
+        let pools = |sample: &Graph| sample.operators[0].kind.contains("max_pool2d");
+        let all = samples(&graph, 12, 1, |sample| !pools(sample) || runs(sample));
+        assert_eq!(all.iter().filter(|sample| pools(sample)).count(), 24);
     }
 
     #[test]
@@ -279,7 +310,7 @@ mod tests {
         let graph = job("tiny_gpt2-adamw.et.json.gz");
         let own: BTreeSet<String> =
             graph.operators.iter().map(crate::device::latency::key).collect();
-        let all = samples(&graph, 30, 1);
+        let all = samples(&graph, 30, 1, |_| true);
         let kept = all
             .iter()
             .filter(|sample| own.contains(&crate::device::latency::key(&sample.operators[0])));
@@ -289,7 +320,7 @@ mod tests {
     #[test]
     fn an_update_in_place_stays_one() {
         let graph = job("tiny_cnn-adam.et.json.gz");
-        let all = samples(&graph, 3, 1);
+        let all = samples(&graph, 3, 1, |_| true);
         let update = all.iter().find(|g| g.operators[0].kind == "neap::adam").expect("an update");
         assert!(update.operators[0].updates().count() >= 3 && update.optimizer.is_some());
     }

@@ -105,8 +105,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             let mut graph = settings::graph(path)?;
             allow(flags, &target, &mut graph)?;
             if let Some(count) = flags.vary {
-                let mut graphs = vary::samples(&graph, count, flags.seed);
-                graphs.retain(|sample| measurable(flags, &target, sample, &device));
+                let usable = |sample: &Graph| measurable(flags, &target, sample, &device);
+                let graphs = vary::samples(&graph, count, flags.seed, usable);
                 of_samples(flags, &target, &device, &loads, &graphs)?
             } else {
                 of_job(flags, &target, &graph, path, &device, &loads)?
@@ -135,7 +135,9 @@ fn by_roofline(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Outputs::new(&inputs, &[flags.output.as_deref()])?;
     let device = device_profile::load(flags.device.as_deref().unwrap_or("host"))?;
     let samples = match (&flags.graph, flags.vary) {
-        (Some(path), Some(count)) => vary::samples(&settings::graph(path)?, count, flags.seed),
+        (Some(path), Some(count)) => {
+            vary::samples(&settings::graph(path)?, count, flags.seed, |_| true)
+        }
         (Some(path), None) => bail!(
             "--by-roofline: is for --vary and --sweep; `neap simulate {} --latencies-out FILE` \
              writes the job's own times",
