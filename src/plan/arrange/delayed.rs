@@ -25,9 +25,29 @@ const LARGE: u64 = 4;
 /// VGG-16 at 40 to 70 % of its peak on a6000 and h100.
 const PART: u64 = 3;
 
-/// Its pieces begin behind these parts of that time, in percent: each is tried. Of 0 to 35 %, for
-/// three VGGs and an AlexNet at 70 to 40 % on an a6000, each of these is the best for some.
-const BEGINS: [u64; 3] = [0, 20, 35];
+/// Ways to spread the pieces of a large update over the backward. Found on four VGGs and an AlexNet
+/// at 80 to 40 % of their peak on an a6000, an rtx4090 and an h100: each is the best for some.
+const SPREADS: [Spread; 5] = [
+    Spread { begin: 0, at_once: 0, pace: 100 },
+    Spread { begin: 20, at_once: 0, pace: 100 },
+    Spread { begin: 35, at_once: 0, pace: 100 },
+    Spread { begin: 0, at_once: 0, pace: 50 },
+    Spread { begin: 0, at_once: 50, pace: 100 },
+];
+
+/// Where the pieces of an update run, in percent.
+#[derive(Clone, Copy, Debug)]
+struct Spread {
+    /// The first ones wait for this part of the time from their early place to the first update of
+    /// the framework's order.
+    begin: u64,
+    /// This part of the pieces runs there, one after the other.
+    at_once: u64,
+    /// The others follow as far apart as this part of the time that the link takes for the states
+    /// of one, both ways at once. Below 100 the link can carry the states of some pieces only, and
+    /// the gradient is freed sooner.
+    pace: u64,
+}
 
 /// The job with its largest updates later than early, and with their pieces spread over the
 /// backward in several ways; none where no update has a large part.
@@ -42,9 +62,8 @@ pub(super) fn candidates(request: &Request<'_>) -> impl Iterator<Item = Candidat
         _ => None,
     };
     let arrangements = found.map(|(places, pieces)| {
-        let spread = BEGINS
-            .iter()
-            .filter_map(|begin| places.spread(graph, &pieces, &request.device.link, *begin));
+        let link = &request.device.link;
+        let spread = SPREADS.iter().filter_map(|by| places.spread(graph, &pieces, link, *by));
         let orders: Vec<_> = std::iter::once(places.waiting()).chain(spread).collect();
         orders.into_iter().map(move |order| Arrangement { order, pieces: pieces.clone() })
     });
@@ -104,15 +123,14 @@ impl Places {
         order
     }
 
-    /// The pieces of the large ones as far apart as the link takes for the states of one, both
-    /// ways at once, from `begin` percent of the time that is left on. `None` where none of them is
-    /// in pieces.
+    /// The pieces of the large ones spread over the backward. `None` where none of them is in
+    /// pieces.
     fn spread(
         &self,
         graph: &Graph,
         pieces: &[Pieces],
         link: &Link,
-        begin: u64,
+        by: Spread,
     ) -> Option<Vec<Moved>> {
         let mut order = self.order.clone();
         let rate = link.h2d_contended.min(link.d2h_contended).max(1);
@@ -123,9 +141,13 @@ impl Places {
             let count = u32::try_from(all.div_ceil(of.elements)).ok()?;
             let bytes = u128::from(states(graph, of.operator)) * u128::from(of.elements);
             let each = bytes * 1_000_000_000 / (u128::from(all) * u128::from(rate));
-            let each = u64::try_from(each).unwrap_or(u64::MAX);
-            let first = self.left(moved) / 100 * begin;
-            let wait = |number: u32| each.saturating_mul(u64::from(number)).saturating_add(first);
+            let each = u64::try_from(each).unwrap_or(u64::MAX) / 100 * by.pace;
+            let first = self.left(moved) / 100 * by.begin;
+            let at_once = u64::from(count) * by.at_once / 100;
+            let wait = |number: u32| {
+                let later = u64::from(number).saturating_sub(at_once);
+                each.saturating_mul(later).saturating_add(first)
+            };
             order.extend((0..count).map(|number| Moved {
                 piece: Some(number),
                 after: self.behind(moved, wait(number)),
@@ -189,7 +211,7 @@ mod tests {
         assert_eq!(later, 3);
         let pieces = pieces(&graph, 1 << 20);
         let device = crate::device::builtin::find("a6000").unwrap();
-        let spread = places.spread(&graph, &pieces, &device.link, 20).unwrap();
+        let spread = places.spread(&graph, &pieces, &device.link, SPREADS[1]).unwrap();
         let alone: Vec<_> = spread.iter().filter(|moved| moved.piece.is_some()).collect();
         assert!(alone.len() > 3 && spread.len() == waiting.len() + alone.len());
         assert!(alone.is_sorted_by_key(|moved| (moved.operator, moved.after)));

@@ -54,6 +54,10 @@ impl Basis {
 /// Added time beyond this part of the unplanned time is worth polishing.
 const SLOW: u64 = 64;
 
+/// Where added time is at most this part of the unplanned time, rules are changed at random even
+/// with the usual effort.
+const CALM: u64 = 16;
+
 /// Whether there is enough to gain.
 pub(super) fn slow(planned: &Planned) -> bool {
     let unplanned = planned.plan.figures.unplanned_iteration_ns.0;
@@ -81,7 +85,10 @@ pub(super) fn polish(
     };
     let given = [basis.target, budget.max(basis.target)].map(given);
     let Options { effort, thorough, .. } = basis.options;
-    let more = basis.framework.is_none() && effort > EFFORT;
+    // Beyond that it is the link that everything waits for, and a search at random finds little.
+    let unplanned = best.plan.figures.unplanned_iteration_ns.0;
+    let calm = best.run.iteration.0 <= unplanned + unplanned / CALM;
+    let more = basis.framework.is_none() && (effort > EFFORT || calm);
     let pairs = thorough && basis.options.pairs;
     let options = Options { pairs, ..basis.options.clone() };
     let random = (more && options.random).then_some(Before::Random);

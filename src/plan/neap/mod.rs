@@ -106,8 +106,8 @@ pub struct Options {
     /// Change two choices of the plan at once too, where single ones are changed for a framework's
     /// allocator.
     pub pairs: bool,
-    /// With more than the usual effort, also change what the greedy must observe at random, and
-    /// polish what comes of it ([`improve::random`]).
+    /// With more than the usual effort, or where operators wait little, also change what the greedy
+    /// must observe at random, and polish what comes of it ([`improve::random`]).
     pub random: bool,
     /// For a framework's allocator: leave out swaps that leave its memory in pieces.
     pub mend: bool,

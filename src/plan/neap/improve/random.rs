@@ -14,12 +14,16 @@ use rand_pcg::Pcg64Mcg;
 
 use super::polish::{Judge, MOST};
 use super::{Found, Search, unswappable};
-use crate::neap::{Rule, Variant};
+use crate::neap::{EFFORT, Rule, Variant};
 use crate::parallel::{in_parallel, width};
 use crate::units::TensorId;
 
 /// How many operators are decided for in all, for each step of effort.
 const OPERATORS: u64 = 1 << 13;
+
+/// With the usual effort it is this part of that (one in four): twice as many steps gain at most a
+/// thousandth of the time.
+const USUAL: u64 = 4;
 
 /// At most this many rules are changed at once.
 const RULES: usize = 3;
@@ -49,7 +53,9 @@ impl<'a> Search<'a, '_> {
     /// Changes rules at random. Whether something was better.
     pub(super) fn at_random(&self, best: &mut Found<'a>, judge: &mut impl Judge) -> bool {
         let operators = self.given.graph.operators.len().max(1) as u64;
-        let steps = u64::from(self.options.effort) * OPERATORS / operators;
+        let effort = self.options.effort;
+        let part = if effort > EFFORT { 1 } else { USUAL };
+        let steps = u64::from(effort) * OPERATORS / operators / part;
         let none = unswappable(self.given.graph, self.options.swap_share);
         let before = best.key;
         // More than this, polishing is said not to gain.
