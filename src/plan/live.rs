@@ -277,7 +277,7 @@ impl<'a> Live<'a> {
                 shared.begin(member.number, work);
             }
         }
-        self.outcome.looks = shared.looks();
+        self.outcome.looks = shared.looks;
         self.outcome.plans = self.memo.made();
         self.outcome.carried = shared.carried;
         Ok(self.outcome)
