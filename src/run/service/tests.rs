@@ -84,19 +84,17 @@ impl World {
     }
 
     fn obey(&mut self) {
-        for order in self.scheduler.decide(Nanos(self.now)) {
-            let (Order::Enter(job, ..) | Order::Go(job) | Order::Leave(job) | Order::Stop(job)) =
-                order;
+        for (job, order) in self.scheduler.decide(Nanos(self.now)) {
             let body = self.bodies.get_mut(&job).unwrap();
             let (from, to): (&[Doing], Doing) = match order {
                 Order::Enter(..) => (&[Doing::Outside], Doing::Inside),
-                Order::Go(_) => (&[Doing::Inside], Doing::Running),
-                Order::Leave(_) => (&[Doing::Inside], Doing::Leaving),
-                Order::Stop(_) => (&[Doing::Inside, Doing::Outside], Doing::Ending),
+                Order::Go => (&[Doing::Inside], Doing::Running),
+                Order::Leave => (&[Doing::Inside], Doing::Leaving),
+                Order::Stop => (&[Doing::Inside, Doing::Outside], Doing::Ending),
             };
             assert!(from.contains(&body.doing), "{order:?}, and it is {:?}", body.doing);
             body.doing = to;
-            if let Order::Enter(_, spot, plan) = order {
+            if let Order::Enter(spot, plan) = order {
                 body.needs = body.next.take_if(|n| n.plan == plan).unwrap_or(body.needs);
                 assert_eq!(body.needs.plan, plan);
                 body.spot = Some(spot);
@@ -244,7 +242,7 @@ proptest! {
             let (policy, doing) = (policy::ALL[which].name, body.doing);
             prop_assert!(body.ended.is_some(), "{job} never ends under {policy}: {doing:?}");
         }
-        prop_assert_eq!(world.scheduler.memory().used(), Bytes::ZERO);
+        prop_assert_eq!(world.scheduler.memory().lanes().used(), Bytes::ZERO);
     }
 }
 
