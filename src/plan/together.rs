@@ -28,7 +28,7 @@ use crate::contract::{Figures, Latency, Plan};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::units::{Bytes, Nanos, saturated};
+use crate::units::{Bytes, saturated};
 pub use memo::Memo;
 
 /// The number of steps from a job's unplanned need down to zero.
@@ -489,12 +489,6 @@ pub(super) fn joined(asked: &Jobs<'_>, parts: &[Arc<Planned>]) -> Plan {
 pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
     let peaks = graphs.iter().map(|graph| u128::from(Liveness::of(graph).peak.0));
     Bytes(saturated(peaks.sum()))
-}
-
-/// How much longer all jobs take than without a plan, each alone.
-#[must_use]
-pub fn added(figures: &Figures) -> Nanos {
-    figures.iteration_ns.saturating_sub(figures.unplanned_iteration_ns)
 }
 
 #[cfg(test)]
