@@ -13,7 +13,7 @@ use neap::sim::share::jobs::{self, Job};
 use neap::sim::share::lanes::Mode;
 use neap::sim::share::latency::{Latency, latencies};
 use neap::sim::share::mechanism::{self, Mechanism, Settings};
-use neap::sim::share::memory::Memory;
+use neap::sim::share::memory;
 use neap::sim::share::policy::{self, Policy};
 use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
 use neap::units::{Bytes, Nanos, saturated};
@@ -128,7 +128,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             "--memory-bytes: {capacity} is not a device's memory; give a size up to 1PiB, such as 16GiB"
         );
     }
-    let memory = flags.memory.as_deref().map(Memory::read).transpose()?.unwrap_or_default();
+    let memory = flags.memory.as_deref().map(memory::read).transpose()?.unwrap_or_default();
     let trace = jobs::read(&flags.jobs, &memory, flags.margin)?;
     let file = flags.jobs.display();
     if !trace.sorted {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::compact::Gather;
 #[cfg(test)]
 use crate::sim::share::check::Picture;
-use crate::sim::share::lanes::{JobId, Join, LaneId, Lanes, Mode};
+use crate::sim::share::lanes::{Held, JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
 use crate::sim::share::memory::Need;
 use crate::units::Bytes;
@@ -82,18 +82,13 @@ impl Memory {
 
     /// The addresses of every job.
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
-        let spot = |(job, _, lane): (JobId, Bytes, Option<(LaneId, Bytes)>)| {
-            let (lane, need) = lane?;
+        let spot = |(&job, held): (&JobId, &Held)| {
+            let (lane, need) = held.1?;
             let persistent = self.layout.at(Item::Persistent(job))?;
-            let end = self.layout.at(Item::Lane(lane))? + self.lanes.lane(lane)?.size;
+            let end = self.layout.at(Item::Lane(lane))? + self.lanes.lanes().get(&lane)?.size;
             Some((job, Spot { persistent, ephemeral: end - need, lane }))
         };
-        self.lanes.residents().filter_map(spot).gather()
-    }
-
-    /// The bytes in use: persistent memory and lanes.
-    pub fn used(&self) -> Bytes {
-        self.lanes.used()
+        self.lanes.residents().iter().filter_map(spot).gather()
     }
 
     /// The state of the memory, for the checker, with the jobs' needs.

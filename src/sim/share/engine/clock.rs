@@ -114,7 +114,7 @@ impl Engine<'_> {
 
     /// A resident's lane; 0 if it has none.
     pub(super) fn lane_of(&self, job: u32) -> LaneId {
-        self.room.resident(job).and_then(|resident| resident.1).unwrap_or(0)
+        self.room.lane_of(job).unwrap_or(0)
     }
 
     /// The group that runs and the group with the next more service, where groups catch up.

@@ -293,14 +293,9 @@ impl<'a> Engine<'a> {
         {
             let id = id32(self.next);
             self.next += 1;
-            let early = if !self.room.ever(job.need) {
-                Some(Verdict::NeverFits)
-            } else if job.work == Nanos::ZERO {
-                Some(Verdict::Empty)
-            } else {
-                None
-            };
-            if let Some(verdict) = early {
+            let fits = self.room.ever(job.need);
+            if !fits || job.work == Nanos::ZERO {
+                let verdict = if fits { Verdict::Empty } else { Verdict::NeverFits };
                 let result = &mut self.outcome.jobs[id as usize];
                 (result.verdict, result.end) = (verdict, job.submit);
                 let (persistent, ephemeral) = job.need;

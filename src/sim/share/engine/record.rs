@@ -9,7 +9,7 @@ impl Engine<'_> {
     pub(super) fn record(&mut self) {
         if self.keep.moments {
             let (persistent, lanes) = if self.settings.mechanism == Mechanism::Lanes {
-                let lanes = self.room.lanes().map(|(id, lane)| (id, lane.size));
+                let lanes = self.room.lanes().iter().map(|(id, lane)| (*id, lane.size));
                 (self.room.persistent(), lanes.collect())
             } else {
                 (Bytes::ZERO, vec![(0, self.room.used())])
@@ -33,13 +33,9 @@ impl Engine<'_> {
             State::Serving => "serves".to_owned(),
             State::Idle => format!("is in and waits for its turn: {} runs", ahead()),
             State::Waiting => {
-                let free = self.room.free();
+                let what = if need.0 + need.1 > self.room.free() { "memory" } else { "its turn" };
                 let before = self.waiting.iter().position(|k| k.2 == job).unwrap_or(0);
-                if need.0 + need.1 > free {
-                    format!("waits for memory, {before} before it: {} runs", ahead())
-                } else {
-                    format!("waits for its turn, {before} before it: {} runs", ahead())
-                }
+                format!("waits for {what}, {before} before it: {} runs", ahead())
             }
         };
         if self.outcome.reasons.last().is_none_or(|r| r.1 != text) {

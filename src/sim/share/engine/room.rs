@@ -53,11 +53,9 @@ impl Engine<'_> {
     }
 
     fn touch(&mut self, id: u32) {
-        if self.layout.is_some()
-            && let Some((_, lane)) = self.room.resident(id)
-        {
+        if self.layout.is_some() && self.room.residents().contains_key(&id) {
             self.touched.push(Item::Persistent(id));
-            self.touched.extend(lane.map(Item::Lane));
+            self.touched.extend(self.room.lane_of(id).map(Item::Lane));
         }
     }
 
@@ -158,19 +156,17 @@ impl Engine<'_> {
             return;
         }
         let moved = layout.update(&self.room, &mut self.touched);
-        self.touched.clear();
-        let runs = |job: u32| self.state.get(job as usize) == Some(&State::Running);
         let mut shifted: Vec<u32> = Vec::new();
-        for item in layout.shifted() {
+        for item in moved.items {
             match item {
-                Item::Persistent(job) => shifted.push(*job),
+                Item::Persistent(job) => shifted.push(job),
                 Item::Lane(lane) => {
-                    let lane = self.room.lane(*lane);
+                    let lane = self.room.lanes().get(&lane);
                     shifted.extend(lane.iter().flat_map(|l| l.members.iter().map(|m| m.1)));
                 }
             }
         }
-        shifted.retain(|job| runs(*job));
+        shifted.retain(|job| self.state.get(*job as usize) == Some(&State::Running));
         shifted.sort_unstable();
         shifted.dedup();
         if moved.defragmentations > 0 || moved.bytes > Bytes::ZERO {
@@ -242,7 +238,7 @@ impl Engine<'_> {
         let nowhere = self.layout.is_some()
             && (picture.residents.iter().any(|r| r.at.is_none())
                 || picture.lanes.iter().any(|l| l.2.is_none()));
-        let homeless = self.runs().any(|job| self.room.resident(job).is_none_or(|r| r.1.is_none()));
+        let homeless = self.runs().any(|job| self.room.lane_of(job).is_none());
         let verdict = match check(&picture) {
             Ok(()) if nowhere => Err("something lies nowhere".to_owned()),
             Ok(()) if homeless && !self.turns_move() => Err("a job runs without a lane".to_owned()),
