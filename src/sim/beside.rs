@@ -51,10 +51,12 @@ pub struct Carried {
     pub end: Nanos,
 }
 
-/// How long copies had a direction of the link.
+/// How long copies had the link to the device, and from it.
 #[must_use]
-pub fn busy(carried: &[Carried], direction: Direction) -> Nanos {
-    carried.iter().filter(|c| c.direction == direction).map(|c| c.end - c.start).sum()
+pub fn busy(carried: &[Carried]) -> [Nanos; 2] {
+    DIRECTIONS.map(|direction| {
+        carried.iter().filter(|c| c.direction == direction).map(|c| c.end - c.start).sum()
+    })
 }
 
 /// One wait of a job for the window.

@@ -401,16 +401,11 @@ fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job]) -> anyhow::R
         let done = run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == Verdict::Done);
         let mut times: Vec<Nanos> = done.map(|(r, j)| r.end.saturating_sub(j.submit)).collect();
         times.sort_unstable();
-        times
+        (run.name.clone(), times)
     };
-    let times: Vec<Vec<Nanos>> = runs.iter().map(times).collect();
-    let series: Vec<(&str, &[Nanos])> =
-        runs.iter().zip(&times).map(|(run, times)| (&*run.name, &times[..])).collect();
-    let what = "time from submission to end";
-    output::write(
-        path,
-        &distribution::svg(&format!("{} jobs: {what}", jobs.len()), what, &series)?,
-    )?;
+    let (count, what) = (jobs.len(), "time from submission to end");
+    let series: Vec<_> = runs.iter().map(times).collect();
+    output::write(path, &distribution::svg(&format!("{count} jobs: {what}"), what, &series)?)?;
     for (run, path) in runs.iter().zip(plots) {
         let end = run.outcome.moments.last().map_or(Nanos::ZERO, |m| m.at);
         let mut stack = Stack::new(end);
@@ -424,7 +419,7 @@ fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job]) -> anyhow::R
             stack.add(Instant { time: moment.at, layers, reserved: layers.iter().sum() });
         }
         let lines = [Line { name: "capacity", value: run.settings.capacity }];
-        let title = format!("{} jobs, policy {}, {}", jobs.len(), run.policy, run.mechanism);
+        let title = format!("{count} jobs, policy {}, {}", run.policy, run.mechanism);
         output::write(path, &stack.svg(&title, &LAYER_NAMES, &lines, &[])?)?;
     }
     Ok(())

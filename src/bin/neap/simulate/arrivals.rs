@@ -5,17 +5,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use neap::contract::Latency;
 use neap::device::Profile;
 use neap::device::latency::Table as Latencies;
 use neap::job::Graph;
 use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
-use neap::plan::together::{self, Job};
+use neap::plan::together;
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::Table;
 use neap::sim::beside::busy;
+use neap::sim::engine;
 use neap::sim::noise::Noise;
-use neap::sim::program::Direction;
 use neap::sim::share::policy::PACK;
 use neap::sim::share::rows;
 use neap::units::{Bytes, Nanos};
@@ -25,7 +24,7 @@ use super::Flags;
 use crate::accounting::{median, ratio};
 use crate::output::{self, Answer, Ending};
 use crate::progress;
-use crate::settings::{self, Budget, JobArg, Outputs};
+use crate::settings::{self, Budget, JobArg, Outputs, Site};
 
 /// The largest table that is read.
 const LARGEST: u64 = 64 << 20;
@@ -81,14 +80,14 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     let policy = flags.policy.unwrap_or(&PACK);
     let real = flags.real.as_deref().map(Latencies::read).transpose()?;
     // Each graph is read once.
-    let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();
+    let mut graphs: BTreeMap<PathBuf, (Graph, Site)> = BTreeMap::new();
     let learned = flags.device.read()?;
     for (index, job) in coming.iter().enumerate() {
         if !graphs.contains_key(&job.job.path) {
             let mut graph = settings::graph(&job.job.path)
                 .with_context(|| format!("{}: job {index}", table.display()))?;
             let site = learned.resolve(&mut graph)?;
-            graphs.insert(job.job.path.clone(), (graph, site.latencies, site.sha256));
+            graphs.insert(job.job.path.clone(), (graph, site));
         }
     }
     let device = learned.device;
@@ -100,20 +99,10 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
         )
     };
     let mut arrivals = Vec::with_capacity(coming.len());
-    for job in &coming {
-        let (graph, latencies, hash) = &graphs[&job.job.path];
-        arrivals.push(Arrival {
-            job: Job {
-                graph,
-                file: (job.job.path.display().to_string(), hash.clone()),
-                latencies,
-                method: job.job.limited(flags.planner.clone().unwrap_or_default())?,
-                priority: job.job.share.priority(),
-                swap_limit: job.job.swap_limit,
-            },
-            submitted: job.submitted,
-            iterations: job.iterations,
-        });
+    for &Coming { ref job, submitted, iterations } in &coming {
+        let ((graph, site), path) = (&graphs[&job.path], job.path.display().to_string());
+        let method = job.limited(flags.planner.clone().unwrap_or_default())?;
+        arrivals.push(Arrival { job: job.job(graph, site, path, method), submitted, iterations });
     }
     outputs.apart_from_what_was_read()?;
     let bar = progress::bar(arrivals.len() as u64, "jobs ended");
@@ -138,23 +127,17 @@ fn drawing(
     device: &Profile,
     budget: Bytes,
 ) -> anyhow::Result<String> {
-    let mut changes: Vec<(Nanos, i128)> = Vec::new();
+    let mut changes = vec![(Nanos::ZERO, 0)];
     for job in &outcome.jobs {
         let mut level = 0;
         for arena in &job.arenas {
-            let bytes = i128::from(arena.arena_bytes.0);
+            let bytes = arena.arena_bytes.0.cast_signed();
             changes.push((arena.at_ns, bytes - level));
             level = bytes;
         }
         changes.extend(job.ended.map(|at| (at, -level)));
     }
-    changes.sort_unstable();
-    let mut points = vec![(Nanos::ZERO, Bytes::ZERO)];
-    let mut level = 0i128;
-    for (at, change) in changes {
-        level += change;
-        points.push((at, Bytes(u64::try_from(level).unwrap_or_default())));
-    }
+    let points = engine::curve(changes);
     let title = format!("{} jobs on {}", arrivals.len(), device.name);
     let curves = [Curve { name: "sub-arenas of all jobs", points: &points }];
     Ok(svg_across(Across::Time, &title, &curves, &[Line { name: "budget", value: budget }])?)
@@ -209,8 +192,7 @@ fn report(
     let queuing = mean(|job| job.iterations.first().map(|iteration| iteration.0));
     let (completion, replans) = (mean(|job| job.ended), outcome.replans);
     let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
-    let [up, down] = [Direction::H2d, Direction::D2h]
-        .map(|direction| ratio(busy(&outcome.carried, direction).0, end.0));
+    let [up, down] = busy(&outcome.carried).map(|busy| ratio(busy.0, end.0));
     let text = format!(
         "{table}\n{waiting}{policy}: all ended after {end}; queuing {queuing} and completion \
          {completion} in the mean; planned anew {replans} times; the link was busy {:.1} % of the \
