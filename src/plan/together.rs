@@ -52,26 +52,6 @@ pub struct Job<'a> {
     pub swap_limit: Share,
 }
 
-impl<'a> Job<'a> {
-    /// The request to plan it alone.
-    pub(super) fn request<'b>(
-        &self,
-        device: &'b Profile,
-        budget: Bytes,
-        jobs: &Jobs<'_>,
-    ) -> Request<'b>
-    where
-        'a: 'b,
-    {
-        Request {
-            file: self.file.clone(),
-            method: self.method.clone(),
-            recorded_options: jobs.recorded_options.clone(),
-            ..Request::new(self.graph, device, self.latencies, budget)
-        }
-    }
-}
-
 /// The jobs to plan.
 #[derive(Clone, Debug)]
 pub struct Jobs<'a> {
@@ -83,6 +63,23 @@ pub struct Jobs<'a> {
     pub budget: Bytes,
     /// Options to record in the plan.
     pub recorded_options: BTreeMap<String, String>,
+}
+
+impl Jobs<'_> {
+    /// The request to plan one of them alone.
+    pub(super) fn request<'r>(
+        &self,
+        job: &Job<'r>,
+        device: &'r Profile,
+        budget: Bytes,
+    ) -> Request<'r> {
+        Request {
+            file: job.file.clone(),
+            method: job.method.clone(),
+            recorded_options: self.recorded_options.clone(),
+            ..Request::new(job.graph, device, job.latencies, budget)
+        }
+    }
 }
 
 /// One plan for all jobs, and the plans that it consists of.
@@ -320,7 +317,7 @@ struct Ladder<'a> {
 impl<'a> Ladder<'a> {
     fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a Memo) -> Result<Self, PlanError> {
         let mut rung = |(job, device): (&Job<'a>, &'a Profile)| {
-            let request = job.request(device, jobs.budget, jobs);
+            let request = jobs.request(job, device, jobs.budget);
             let now = memo.unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = memo.known(job, device).floor.0;

@@ -117,12 +117,11 @@ impl Choice {
                 ends[until as usize] += shape.item.bytes;
             }
         }
-        let mut level = 0;
-        let mut next = |t: usize| {
-            level = level + begins[t] - ends[t];
-            level
+        let next = |level: &mut u64, t: usize| {
+            *level = *level + begins[t] - ends[t];
+            Some(*level)
         };
-        (0..count).map(&mut next).collect()
+        (0..count).scan(0, next).collect()
     }
 
     /// The time from an instant to the next, in nanoseconds.
@@ -132,8 +131,8 @@ impl Choice {
 
     /// The ways to divide the plan. The first one needs no window.
     pub(super) fn offers(&self, pick: usize) -> Vec<Offer> {
-        let most = |loads: Vec<u64>| loads.into_iter().max().unwrap_or(0);
-        let (all, least) = (most(self.load.clone()), most(self.loads(|i| !self.shapes[i].passes)));
+        let all = highest(&self.load).1;
+        let least = highest(&self.loads(|i| !self.shapes[i].passes)).1;
         let part = |k: u64| least + scaled(all - least, k, PARTS);
         let shared = vec![false; self.shapes.len()];
         let mut offers = vec![Offer { pick, shared, own: all, window: 0, held: 0 }];
@@ -204,11 +203,10 @@ impl Choice {
     }
 }
 
+/// The first instant with the largest load, and that load.
 fn highest(loads: &[u64]) -> (usize, u64) {
-    loads
-        .iter()
-        .enumerate()
-        .fold((0, 0), |most, (t, &load)| if load > most.1 { (t, load) } else { most })
+    let first = (0..loads.len()).max_by_key(|&t| (loads[t], Reverse(t)));
+    first.map_or((0, 0), |t| (t, loads[t]))
 }
 
 /// A job's plans, from the largest arena to the smallest.

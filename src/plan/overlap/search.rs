@@ -7,11 +7,11 @@ use super::offers::{Choice, Offer, choices};
 use super::{Overlapped, beside, cost, defect, held};
 use crate::budget::{PlanError, Planned};
 use crate::compact::{CompactSort, Gather};
-use crate::contract::{Placement, Plan, Window};
+use crate::contract::{Placement, Window};
 use crate::device::Profile;
 use crate::method::Method;
 use crate::place::{self, Item};
-use crate::sim::engine::{self, Run};
+use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::sim::window;
 use crate::together::{self, Jobs, Memo, Together};
@@ -53,11 +53,8 @@ struct Laid {
     own: Vec<u64>,
     parts: Vec<Arc<Planned>>,
     /// Its plans, which differ in when the window is handed over.
-    plans: Vec<Timed>,
+    plans: Vec<Together>,
 }
-
-/// A plan, and each job's program and its run alone.
-type Timed = (Plan, Vec<(Program, Run)>);
 
 impl<'a> Options<'a> {
     /// The choices with or without the smallest plan of every job, which takes longest to find.
@@ -77,7 +74,7 @@ impl<'a> Options<'a> {
             }
             known.push(key);
             all.of.push(all.choices.len());
-            let choices = choices(&job.request(device, jobs.budget, jobs), least, memo)?;
+            let choices = choices(&jobs.request(job, device, jobs.budget), least, memo)?;
             let offers = choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick));
             all.offers.push(offers.collect());
             all.choices.push(choices);
@@ -198,40 +195,27 @@ impl<'a> Options<'a> {
                         continue;
                     }
                     seen.insert(division);
-                    for (plan, runs) in laid.plans {
+                    for together in laid.plans {
+                        let plan = &together.plan;
                         if plan.figures.pinned_bytes > jobs.device.pinned_bytes {
                             pinned = true;
                             continue;
                         }
-                        // No job is faster beside others than alone.
-                        let alone: Vec<Nanos> = runs.iter().map(|(_, run)| run.iteration).collect();
-                        let best_cost = best.as_ref().map(|b| cost(jobs, &plan, &b.beside));
+                        let best_cost = best.as_ref().map(|b| cost(jobs, plan, &b.beside));
                         let slower = |times: &[Nanos]| {
-                            best_cost.is_some_and(|best| cost(jobs, &plan, times) >= best)
+                            best_cost.is_some_and(|best| cost(jobs, plan, times) >= best)
                         };
+                        // No job is faster beside others than alone.
+                        let alone = together.parts.iter().map(|part| part.run.iteration);
+                        let alone: Vec<Nanos> = alone.collect();
                         if slower(&alone) {
                             continue;
                         }
-                        let times = beside(jobs, &plan)?;
+                        let times = beside(jobs, &together.parts)?;
                         if slower(&times) {
                             continue;
                         }
-                        let mut parts = laid.parts.clone();
-                        for ((part, own), (program, run)) in
-                            parts.iter_mut().zip(&laid.own).zip(runs)
-                        {
-                            let part = Arc::make_mut(part);
-                            let figures = &mut part.plan.figures;
-                            let gained = part.run.iteration - run.iteration;
-                            figures.arena_bytes = Bytes(*own);
-                            figures.iteration_ns = run.iteration;
-                            figures.first_iteration_ns =
-                                figures.first_iteration_ns.saturating_sub(gained);
-                            figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
-                            (part.program, part.run) = (program, run);
-                        }
-                        let held = held(jobs, &plan)?;
-                        let (together, apart) = (Together { plan, parts }, apart.clone());
+                        let (held, apart) = (held(&together), apart.clone());
                         *best = Some(Overlapped { together, beside: times, apart, held });
                     }
                     break;
@@ -263,10 +247,10 @@ impl<'a> Options<'a> {
         let parts: Vec<Arc<Planned>> = division.iter().enumerate().map(part).collect();
         let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
         for gap in GAPS {
-            if let Some(plan) = self.plan(division, &picked, &laid, (offset, size), gap)?
-                && !laid.plans.iter().any(|other| other.0.jobs == plan.0.jobs)
+            if let Some(made) = self.plan(division, &picked, &laid, (offset, size), gap)?
+                && !laid.plans.iter().any(|other| other.plan.jobs == made.plan.jobs)
             {
-                laid.plans.push(plan);
+                laid.plans.push(made);
             }
         }
         Ok(Some(laid))
@@ -281,10 +265,10 @@ impl<'a> Options<'a> {
         laid: &Laid,
         window: (u64, u64),
         gap: Option<u64>,
-    ) -> Result<Option<Timed>, PlanError> {
+    ) -> Result<Option<Together>, PlanError> {
         let mut plan = together::joined(self.jobs, &laid.parts);
         let (mut base, mut peaks, mut peak) = (0, [0, 0], 0);
-        let mut runs = Vec::with_capacity(plan.jobs.len());
+        let mut parts = Vec::with_capacity(plan.jobs.len());
         let mut gained = Nanos::ZERO;
         for (index, job) in plan.jobs.iter_mut().enumerate() {
             let (choice, offsets) = (self.choice(index, division[index]), &picked[index].0);
@@ -319,7 +303,6 @@ impl<'a> Options<'a> {
             if run.iteration > choice.planned.run.iteration {
                 return Ok(None);
             }
-            gained += choice.planned.run.iteration - run.iteration;
             for (side, most) in peaks.iter_mut().enumerate() {
                 let (mut some, mut index) = (program.clone(), 0..);
                 some.residencies.retain(|_| {
@@ -328,14 +311,21 @@ impl<'a> Options<'a> {
                 let load = engine::peak(&engine::memory(&some, &run)).0;
                 *most = if side == 0 { *most + load } else { load.max(*most) };
             }
-            peak += engine::peak(&engine::memory(&program, &run)).0;
-            runs.push((program, run));
+            let mut part = Planned::clone(&choice.planned);
+            let (faster, figures) = (part.run.iteration - run.iteration, &mut part.plan.figures);
+            figures.arena_bytes = Bytes(laid.own[index]);
+            figures.iteration_ns = run.iteration;
+            figures.first_iteration_ns = figures.first_iteration_ns.saturating_sub(faster);
+            figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
+            (peak, gained) = (peak + figures.peak_bytes.0, gained + faster);
+            (part.program, part.run) = (program, run);
+            parts.push(Arc::new(part));
         }
         plan.figures.iteration_ns = plan.figures.iteration_ns.saturating_sub(gained);
         plan.figures.first_iteration_ns = plan.figures.first_iteration_ns.saturating_sub(gained);
         plan.figures.arena_bytes = Bytes(laid.bytes);
         plan.figures.peak_bytes = Bytes(peak.min(peaks[0] + peaks[1]));
-        Ok(Some((plan, runs)))
+        Ok(Some(Together { plan, parts }))
     }
 }
 

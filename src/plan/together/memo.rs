@@ -37,21 +37,13 @@ pub struct Memo {
 /// A plan for a slower link, and the same on the device.
 type Pair = (Arc<Planned>, Arc<Planned>);
 
-/// Values that are computed once. A thread that asks for a value while another computes it waits.
-#[derive(Debug)]
-struct Once<K, V>(Mutex<BTreeMap<K, Arc<OnceLock<V>>>>);
+/// Values that are computed once.
+type Once<K, V> = Mutex<BTreeMap<K, Arc<OnceLock<V>>>>;
 
-impl<K, V> Default for Once<K, V> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<K: Ord, V: Clone> Once<K, V> {
-    fn get(&self, key: K, make: impl FnOnce() -> V) -> V {
-        let slot = Arc::clone(locked(&self.0).entry(key).or_default());
-        slot.get_or_init(make).clone()
-    }
+/// The value for a key. A thread that asks for it while another computes it waits.
+fn once<K: Ord, V: Clone>(all: &Once<K, V>, key: K, make: impl FnOnce() -> V) -> V {
+    let slot = Arc::clone(locked(all).entry(key).or_default());
+    slot.get_or_init(make).clone()
 }
 
 /// No code panics while it holds one of these locks for a change in parts.
@@ -125,7 +117,7 @@ impl Memo {
     /// How many plans of single jobs were made.
     #[must_use]
     pub fn made(&self) -> usize {
-        locked(&self.made.0).len()
+        locked(&self.made).len()
     }
 
     /// A link's rate on the grid, in thousandths: each is four fifths of the one above.
@@ -155,7 +147,7 @@ impl Memo {
     }
 
     fn of(&self, hash: &str, graph: &Graph, latencies: &[Latency], device: &Profile) -> Known {
-        self.known.get(hash.to_owned(), || {
+        once(&self.known, hash.to_owned(), || {
             let liveness = Liveness::of(graph);
             Known {
                 number: self.graphs.fetch_add(1, Ordering::Relaxed),
@@ -238,7 +230,7 @@ impl Memo {
     ) -> Result<Arc<Planned>, PlanError> {
         let key = (Arc::as_ptr(part).addr(), request.budget);
         let make = || Ok((Arc::clone(part), Arc::new(budget::on_device(request, part)?)));
-        Ok(self.on_device.get(key, make)?.1)
+        Ok(once(&self.on_device, key, make)?.1)
     }
 
     fn method(&self, method: &Method) -> usize {
@@ -261,6 +253,6 @@ impl Memo {
         let seen = [pinned, h2d, d2h, h2d_contended, d2h_contended];
         let (graph, method) = (self.of_request(request).number, self.method(&request.method));
         let key = (graph, method, effort, seen, request.budget.0);
-        self.made.get(key, || budget::feasible(make(request).map(Arc::new)))
+        once(&self.made, key, || budget::feasible(make(request).map(Arc::new)))
     }
 }

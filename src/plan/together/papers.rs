@@ -64,7 +64,7 @@ fn each(jobs: &Jobs<'_>, memo: &Memo, within: &[Bytes]) -> Result<Made, PlanErro
     let devices = shares(jobs, memo);
     let mut parts = Vec::with_capacity(within.len());
     for (index, (job, device)) in jobs.jobs.iter().zip(&devices).enumerate() {
-        let request = job.request(device, within[index], jobs);
+        let request = jobs.request(job, device, within[index]);
         let unplanned = memo.unplanned(&request)?;
         // A policy that knows a budget leaves a job alone that fits.
         if !is_static(&job.method) && unplanned.plan.figures.arena_bytes <= within[index] {
@@ -155,7 +155,7 @@ fn attempt<'a>(
     let decided = tensile::together(&given, options, target);
     for ((job, device), decision) in jobs.jobs.iter().zip(devices).zip(decided) {
         peak = peak.saturating_add(decision.peak.1);
-        let request = job.request(device, jobs.budget, jobs);
+        let request = jobs.request(job, device, jobs.budget);
         parts.push(Arc::new(budget::written(&request, decision.emitted)?));
     }
     Ok((Bytes(peak), Made::of(ways::by_priority(jobs, parts))))

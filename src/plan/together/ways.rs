@@ -30,7 +30,7 @@ use crate::method::{Method, SMALL};
 use crate::sim::beside::Work;
 use crate::sim::engine::Durations;
 use crate::sim::program::Program;
-use crate::sim::rounds::{self, Party, Round};
+use crate::sim::rounds::{self, Round};
 use crate::units::{Bytes, Nanos, saturated, scaled};
 use crate::{neap, tensile};
 
@@ -270,7 +270,7 @@ fn planned(
             None => parts(&asked, &devices, memo)?,
             Some((arenas, quick)) => {
                 let parts = memo.each(arenas.len(), |index| {
-                    let request = asked.jobs[index].request(&devices[index], arenas[index], jobs);
+                    let request = asked.request(&asked.jobs[index], &devices[index], arenas[index]);
                     let part = if quick { memo.once(&request)? } else { memo.plan(&request)? };
                     part.map_err(PlanError::Infeasible)
                 });
@@ -281,7 +281,7 @@ fn planned(
             return Ok(made);
         }
         let back = memo.each(made.len(), |index| {
-            let request = asked.jobs[index].request(jobs.device, jobs.budget, jobs);
+            let request = asked.request(&asked.jobs[index], jobs.device, jobs.budget);
             memo.on_device(&request, &made[index])
         });
         back.into_iter().collect()
@@ -333,12 +333,11 @@ impl<'j, 'a> Rounds<'j, 'a> {
         let link = &self.jobs.device.link;
         let durations: Vec<Durations> =
             programs.iter().map(|program| Durations::nominal(program, link)).collect();
-        let party = |(index, &Known { utilisation, own, .. }): (usize, &Known)| {
-            let (program, durations) = (programs[index], &durations[index]);
-            Party { work: Work { program, durations, utilisation }, own }
+        let job = |(index, &Known { utilisation, own, .. }): (usize, &Known)| {
+            (Work { program: programs[index], durations: &durations[index], utilisation }, own)
         };
-        let parties: Vec<Party<'_>> = self.known.iter().enumerate().map(party).collect();
-        rounds::round(&parties, link, self.short).map_err(|e| PlanError::Defect(e.to_string()))
+        let jobs: Vec<_> = self.known.iter().enumerate().map(job).collect();
+        rounds::round(&jobs, link, self.short).map_err(|e| PlanError::Defect(e.to_string()))
     }
 
     fn beside(&self, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {
