@@ -135,7 +135,7 @@ pub enum ServiceError {
 enum Message {
     Progress(JobId, Progress),
     Request(Request),
-    Planned(u64, Box<Made>),
+    Planned(Box<Made>),
 }
 
 /// The messages to the service, from its jobs and from other threads.
@@ -244,7 +244,7 @@ pub fn serve(
             started: Instant::now(),
             records: Records::default(),
             feedback: Feedback::new(options.device, options.threshold_per_mille),
-            planning: None,
+            is_planning: false,
             why: Vec::new(),
             asked: 0,
             planned_for: 0,
@@ -269,8 +269,8 @@ struct Service<'scope, 'env> {
     started: Instant,
     records: Records,
     feedback: Feedback,
-    /// The planning that runs in the background: its number, the jobs that it plans, and why.
-    planning: Option<(u64, Vec<JobId>, Vec<String>)>,
+    /// Whether all jobs are being planned in the background.
+    is_planning: bool,
     /// Why jobs are planned next.
     why: Vec<String>,
     /// How many times the set of jobs has changed, now and when the plans in use were made.
@@ -418,7 +418,7 @@ impl<'env> Service<'_, 'env> {
                     None => notice(Notice::Unknown(&name)),
                 }
             }
-            Message::Planned(number, made) => self.planned(number, *made, notice),
+            Message::Planned(made) => self.planned(*made, notice),
         }
     }
 

@@ -103,7 +103,7 @@ pub struct Moment {
 }
 
 /// One time that all jobs were planned again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Planning {
     /// When the new plans were ready.
     pub at_ns: Nanos,
