@@ -13,7 +13,6 @@ use neap::plan::together;
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::Table;
 use neap::sim::beside::busy;
-use neap::sim::engine;
 use neap::sim::noise::Noise;
 use neap::sim::share::policy::PACK;
 use neap::sim::share::rows;
@@ -127,17 +126,23 @@ fn drawing(
     device: &Profile,
     budget: Bytes,
 ) -> anyhow::Result<String> {
-    let mut changes = vec![(Nanos::ZERO, 0)];
+    let mut changes: Vec<(Nanos, i128)> = Vec::new();
     for job in &outcome.jobs {
         let mut level = 0;
         for arena in &job.arenas {
-            let bytes = arena.arena_bytes.0.cast_signed();
+            let bytes = i128::from(arena.arena_bytes.0);
             changes.push((arena.at_ns, bytes - level));
             level = bytes;
         }
         changes.extend(job.ended.map(|at| (at, -level)));
     }
-    let points = engine::curve(changes);
+    changes.sort_unstable();
+    let mut points = vec![(Nanos::ZERO, Bytes::ZERO)];
+    let mut level = 0i128;
+    for (at, change) in changes {
+        level += change;
+        points.push((at, Bytes(u64::try_from(level).unwrap_or_default())));
+    }
     let title = format!("{} jobs on {}", arrivals.len(), device.name);
     let curves = [Curve { name: "sub-arenas of all jobs", points: &points }];
     Ok(svg_across(Across::Time, &title, &curves, &[Line { name: "budget", value: budget }])?)

@@ -125,24 +125,6 @@ fn the_algorithm_as_printed_is_caught_and_ours_refuses() {
     assert_eq!(ours.residents().len(), 1);
 }
 
-#[test]
-fn each_branch_of_algorithm_1_is_reached() {
-    let mut lanes = Lanes::new(Bytes(100), Mode::Paper, 8);
-    let mut admit = |job, persistent, ephemeral| {
-        let lane = lanes.admit(job, (Bytes(persistent), Bytes(ephemeral)), Join::Share);
-        (lane, lanes.free())
-    };
-    // Two lanes are opened.
-    assert_eq!(admit(0, 10, 40), (Some(0), Bytes(50)));
-    assert_eq!(admit(1, 10, 20), (Some(1), Bytes(20)));
-    // There is no room for a third: the smallest lane that fits is joined.
-    assert_eq!(admit(2, 10, 15), (Some(1), Bytes(10)));
-    // None is large enough: the smallest that can be is widened.
-    assert_eq!(admit(3, 5, 45), (Some(0), Bytes(0)));
-    // Then a job would not be safe on any branch.
-    assert_eq!(admit(4, 1, 1), (None, Bytes(0)));
-}
-
 /// Where a lane's jobs do not take turns, two of them would run in it at once.
 #[test]
 fn a_job_that_needs_a_lane_of_its_own_joins_none_in_the_released_code() {
