@@ -181,7 +181,7 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
         for job in let_go {
             if let Some(seat) = &mut self.seats[job]
                 && seat.player.let_go(self.now)
-                && let Some(next) = self.turns.let_go(job)
+                && let Some(next) = self.turns.leave(job)
             {
                 self.touched.insert(next);
             }

@@ -61,8 +61,8 @@ pub struct Comparison {
     pub only_recorded: u64,
     /// Number of the recording's requests after the run's end.
     pub beyond: u64,
-    /// The first requests that differ, of the run and of the recording; `None` at an end.
-    pub first: Option<(Option<Step>, Option<Step>)>,
+    /// The first requests that differ, of the run and of the recording.
+    pub first: Option<(Step, Step)>,
 }
 
 /// Compares a run with a recording. The recording's first `at_start` requests stand for the blocks
@@ -81,7 +81,7 @@ pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Compar
             (i, j) = (i + 1, j + 1);
             continue;
         }
-        found.first.get_or_insert((Some(here[i]), Some(there[j])));
+        found.first.get_or_insert((here[i], there[j]));
         let most = if failures < FAILURES { SKIP } else { SHORT_SKIP };
         let skipped = together_again(&here[i..], &there[j..], most);
         failures += usize::from(skipped.is_none());
@@ -231,8 +231,7 @@ mod tests {
         let found = compare(&job(6), &recorded, 0);
         assert_eq!((found.only_run, found.only_recorded, found.agree), (0, 2, 26));
         let (here, there) = found.first.expect("they differ");
-        assert_eq!(here.expect("the run goes on").bytes, Bytes(9001));
-        assert_eq!(there.expect("so does the recording").bytes, Bytes(1 << 20));
+        assert_eq!((here.bytes, there.bytes), (Bytes(9001), Bytes(1 << 20)));
     }
 
     #[test]

@@ -50,21 +50,12 @@ struct World {
 }
 
 impl World {
-    fn new(policy: &str, arena: u64, turn: u64) -> Self {
-        let policy = policy::find(policy).unwrap();
-        let one = policy.style.in_turn();
-        Self {
-            scheduler: Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn)),
-            bodies: BTreeMap::new(),
-            arena,
-            one,
-            now: 0,
-        }
-    }
-
     /// A device to which these jobs were submitted.
     fn with(policy: &str, arena: u64, turn: u64, jobs: &[Asked]) -> Self {
-        let mut world = Self::new(policy, arena, turn);
+        let policy = policy::find(policy).unwrap();
+        let scheduler = Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn));
+        let one = policy.style.in_turn();
+        let mut world = Self { scheduler, bodies: BTreeMap::new(), arena, one, now: 0 };
         (0..).zip(jobs).for_each(|(job, asked)| world.submit(job, *asked));
         world.obey();
         world
@@ -215,7 +206,7 @@ proptest! {
         turn in 0u64..300,
         seed in any::<u64>(),
     ) {
-        let mut world = World::new(policy::ALL[which].name, 100, turn);
+        let mut world = World::with(policy::ALL[which].name, 100, turn, &[]);
         let mut next = 0;
         for act in acts {
             match act {

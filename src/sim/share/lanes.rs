@@ -298,21 +298,14 @@ impl Lanes {
         }
     }
 
-    /// A resident needs more than it was admitted with. Returns whether it gets that. If not,
+    /// A job in a lane needs more than it was admitted with. Returns whether it gets that. If not,
     /// nothing changes, and the job must leave before its next iteration.
     pub fn grow(&mut self, job: JobId, (persistent, ephemeral): Need) -> bool {
-        let Some(&(held, lane)) = self.jobs.get(&job) else { return false };
+        let Some(&(held, Some((id, had)))) = self.jobs.get(&job) else { return false };
         // The released code's margins are for this.
         let released = self.mode == Mode::AsReleased;
         let (persistent, free) = ((persistent + self.context).max(held), self.free());
         let more = persistent - held;
-        let Some((id, had)) = lane else {
-            if more <= free {
-                self.persistent += more;
-                self.jobs.insert(job, (persistent, None));
-            }
-            return more <= free;
-        };
         let Some(entry) = self.lanes.get_mut(&id) else { return false };
         let ephemeral = ephemeral.max(had);
         let wider = ephemeral.saturating_sub(entry.size);

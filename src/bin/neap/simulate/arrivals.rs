@@ -32,19 +32,13 @@ const LARGEST: u64 = 64 << 20;
 /// for `neap plan`.
 const COLUMNS: &str = "graph,submit_s,iterations";
 
-/// A parsed row.
-struct Coming {
-    job: JobArg,
-    submitted: Nanos,
-    iterations: u32,
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
+/// Reads each job, when it is submitted and how many iterations it runs.
+fn read(path: &Path) -> anyhow::Result<Vec<(JobArg, Nanos, u32)>> {
     let folder = path.parent().unwrap_or(Path::new(""));
-    let mut all: Vec<Coming> = Vec::new();
+    let mut all: Vec<(JobArg, Nanos, u32)> = Vec::new();
     rows::read(path, LARGEST, COLUMNS, COLUMNS, |row| {
         let submitted = row.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
-        if all.last().is_some_and(|last| last.submitted > submitted) {
+        if all.last().is_some_and(|last| last.1 > submitted) {
             let at = row.cell("submit_s").unwrap_or_default();
             return Err(format!("{at} s is before the job above came; sort the lines by submit_s"));
         }
@@ -53,11 +47,9 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
             text.parse().ok().filter(|n| (1..=100_000).contains(n))
         })?;
         let graph = row.cell("graph").ok_or("it names no graph")?;
-        all.push(Coming {
-            job: JobArg::read(folder.join(graph).into_os_string())?,
-            submitted,
-            iterations: iterations.ok_or("iterations is empty; say how many it runs")?,
-        });
+        let job = JobArg::read(folder.join(graph).into_os_string())?;
+        let iterations = iterations.ok_or("iterations is empty; say how many it runs")?;
+        all.push((job, submitted, iterations));
         Ok(())
     })?;
     if all.is_empty() {
@@ -81,16 +73,16 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     // Each graph is read once.
     let mut graphs: BTreeMap<PathBuf, (Graph, Site)> = BTreeMap::new();
     let learned = flags.device.read()?;
-    for (index, job) in coming.iter().enumerate() {
-        if !graphs.contains_key(&job.job.path) {
-            let mut graph = settings::graph(&job.job.path)
+    for (index, (job, ..)) in coming.iter().enumerate() {
+        if !graphs.contains_key(&job.path) {
+            let mut graph = settings::graph(&job.path)
                 .with_context(|| format!("{}: job {index}", table.display()))?;
             let site = learned.resolve(&mut graph)?;
-            graphs.insert(job.job.path.clone(), (graph, site));
+            graphs.insert(job.path.clone(), (graph, site));
         }
     }
     let device = learned.device;
-    let all: Vec<&Graph> = coming.iter().map(|c| &graphs[&c.job.path].0).collect();
+    let all: Vec<&Graph> = coming.iter().map(|(job, ..)| &graphs[&job.path].0).collect();
     let budget = flags.budget.unwrap_or(Budget::Bytes(device.available()));
     let Some(budget) = budget.resolve(together::unplanned_peak(&all), &device)? else {
         bail!(
@@ -98,7 +90,7 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
         )
     };
     let mut arrivals = Vec::with_capacity(coming.len());
-    for &Coming { ref job, submitted, iterations } in &coming {
+    for &(ref job, submitted, iterations) in &coming {
         let ((graph, site), path) = (&graphs[&job.path], job.path.display().to_string());
         let method = job.limited(flags.planner.clone().unwrap_or_default())?;
         arrivals.push(Arrival { job: job.job(graph, site, path, method), submitted, iterations });

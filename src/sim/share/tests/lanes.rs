@@ -65,8 +65,7 @@ fn a_million_changes_are_safe_down_to_addresses() {
                         let more = (more(had.0), more(had.1));
                         if lanes.grow(id, more) {
                             grown += 1;
-                            let laned = lanes.lane_of(id).is_some();
-                            needs[id as usize] = if laned { more } else { (more.0, had.1) };
+                            needs[id as usize] = more;
                         }
                     }
                     _ => _ = lanes.admit(id, had, Join::Share),
