@@ -7,7 +7,7 @@ use super::offers::{Choice, Offer, choices};
 use super::{Overlapped, beside, cost, defect, held};
 use crate::budget::{PlanError, Planned};
 use crate::compact::{CompactSort, Gather};
-use crate::contract::{Placement, Window};
+use crate::contract::Window;
 use crate::device::Profile;
 use crate::method::Method;
 use crate::place::{self, Item};
@@ -273,22 +273,12 @@ impl<'a> Options<'a> {
         for (index, job) in plan.jobs.iter_mut().enumerate() {
             let (choice, offsets) = (self.choice(index, division[index]), &picked[index].0);
             let shared = &self.offer(index, division[index]).shared;
-            let mut placements: Vec<(u32, Placement)> = Vec::with_capacity(choice.shapes.len());
-            for (i, shape) in choice.shapes.iter().enumerate() {
-                if let (Some(&(from, _)), Some(&r)) =
-                    (shape.item.spans.last(), shape.residencies.last())
-                {
-                    let offset = Bytes(offsets[i] + if shared[i] { window.0 } else { base });
-                    placements.push((
-                        from,
-                        Placement { place: choice.planned.program.residencies[r].place, offset },
-                    ));
-                }
-            }
-            placements.compact_sort_by_key(|(from, placement)| (*from, placement.place));
-            job.placements = placements.into_iter().map(|p| p.1).collect();
-            let shapes = choice.shapes.iter().zip(shared).filter(|(_, shared)| **shared);
-            let inside: BTreeSet<usize> = shapes.map(|(shape, _)| shape.residencies[0]).gather();
+            let base_of = |shared: bool| if shared { window.0 } else { base };
+            let offsets = offsets.iter().zip(shared).map(|(at, shared)| at + base_of(*shared));
+            let offsets: Vec<u64> = offsets.collect();
+            job.placements = place::placements(&choice.planned.program, &choice.items, &offsets);
+            let items = choice.items.iter().zip(shared).filter(|(_, shared)| **shared);
+            let inside: BTreeSet<usize> = items.map(|(item, _)| item.1[0]).gather();
             if !inside.is_empty() {
                 let hands_over_after = hand_overs(&choice.planned, &inside, gap);
                 let (offset, bytes) = (Bytes(window.0), Bytes(window.1));
@@ -331,16 +321,15 @@ impl<'a> Options<'a> {
 
 /// Addresses of the items of a plan's own part, and of those in the window, both from 0.
 fn place_both(choice: &Choice, offer: &Offer) -> Layout {
-    let mut offsets = vec![0; choice.shapes.len()];
+    let mut offsets = vec![0; choice.items.len()];
     let mut heights = [0, 0];
     for (side, height) in heights.iter_mut().enumerate() {
-        let mine =
-            |&i: &usize| usize::from(offer.shared[i]) == side && choice.shapes[i].item.bytes > 0;
-        let which: Vec<usize> = (0..choice.shapes.len()).filter(mine).collect();
+        let mine = |&i: &usize| usize::from(offer.shared[i]) == side && choice.items[i].0.bytes > 0;
+        let which: Vec<usize> = (0..choice.items.len()).filter(mine).collect();
         if which.is_empty() {
             continue;
         }
-        let items: Vec<Item> = which.iter().map(|&i| choice.shapes[i].item.clone()).collect();
+        let items: Vec<Item> = which.iter().map(|&i| choice.items[i].0.clone()).collect();
         let layout = place::place(&items, [offer.own, offer.window][side]);
         which.iter().zip(&layout.offsets).for_each(|(&i, &offset)| offsets[i] = offset);
         *height = layout.height;
