@@ -134,13 +134,9 @@ impl Settings {
         match self.mechanism {
             Mechanism::Lanes => {
                 // The released scripts run the policies that take turns in one lane.
-                let paper = self.mode == Mode::Paper;
-                let most = match style {
-                    Style::Best | Style::Rotating if paper => MOST,
-                    style if style.in_turn() => 1,
-                    _ => MOST,
-                };
-                Lanes::new(whole, self.mode, most)
+                let turns = style.in_turn() && self.mode != Mode::Paper;
+                let one = turns || style == Style::One;
+                Lanes::new(whole, self.mode, if one { 1 } else { MOST })
             }
             Mechanism::Exclusive | Mechanism::Checkpoint => {
                 Lanes::of_processes(whole, whole, 1, Bytes::ZERO)

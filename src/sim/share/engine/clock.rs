@@ -64,7 +64,7 @@ impl Engine<'_> {
 
     /// A running job's clock.
     pub(super) fn clock(&self, job: u32) -> &Clock {
-        self.clocks.get(&self.clock_of[job as usize]).unwrap_or(&self.stopped)
+        &self.clocks[&self.clock_of[job as usize]]
     }
 
     /// A running job's clock, to be changed.
