@@ -41,7 +41,7 @@ pub enum Entry {
 /// Lanes and their addresses.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    lanes: Lanes,
+    pub lanes: Lanes,
     layout: Layout,
 }
 
@@ -49,10 +49,6 @@ impl Memory {
     /// An empty arena with at most `most` lanes.
     pub fn new(arena: Bytes, most: usize) -> Self {
         Self { lanes: Lanes::new(arena, Mode::Neap, most), layout: Layout::new(arena) }
-    }
-
-    pub fn lanes(&self) -> &Lanes {
-        &self.lanes
     }
 
     /// Admits a job, unless the memory of a job that is not in `out` would have to move.

@@ -457,7 +457,7 @@ impl<'env> Service<'_, 'env> {
             let _ = seat.commands.send((order, newer));
         }
         let reserved = &mut self.records.report.reserved_peak_bytes;
-        *reserved = self.scheduler.memory().lanes().used().max(*reserved);
+        *reserved = self.scheduler.memory.lanes.used().max(*reserved);
         for (id, seat) in self.seats.iter().enumerate().filter(|(_, s)| s.stage == Stage::There) {
             let job = id32(id);
             if let Some(why) = self.records.waits(job, || self.scheduler.waits_for(job)) {

@@ -102,7 +102,7 @@ pub struct Scheduler {
     policy: &'static Policy,
     patience: Nanos,
     turn: Nanos,
-    memory: Memory,
+    pub memory: Memory,
     jobs: BTreeMap<JobId, Tenant>,
     /// The job that will be admitted once all of these are out.
     room_for: Option<(JobId, BTreeSet<JobId>)>,
@@ -116,13 +116,9 @@ impl Scheduler {
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
 
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
     /// Submits a job. Returns false if it could never fit; then it is not accepted.
     pub fn submit(&mut self, job: JobId, coming: &Coming, now: Nanos) -> bool {
-        if !self.memory.lanes().ever(coming.needs.bytes()) {
+        if !self.memory.lanes.ever(coming.needs.bytes()) {
             return false;
         }
         let tenant = Tenant {
@@ -140,7 +136,7 @@ impl Scheduler {
 
     /// A job has a new plan, which it uses as soon as there is room.
     pub fn replanned(&mut self, job: JobId, needs: Needs) {
-        let fits = self.memory.lanes().ever(needs.bytes());
+        let fits = self.memory.lanes.ever(needs.bytes());
         let Some(tenant) = self.jobs.get_mut(&job).filter(|_| fits) else { return };
         match tenant.state {
             State::Waiting => tenant.needs = needs,
@@ -196,7 +192,7 @@ impl Scheduler {
             }
             _ if fits => "its turn".to_owned(),
             _ => {
-                let (arena, free) = (self.memory.lanes().capacity(), self.memory.lanes().free());
+                let (arena, free) = (self.memory.lanes.capacity(), self.memory.lanes.free());
                 let Needs { persistent, ephemeral, .. } = needs;
                 format!("room: it needs {persistent} + {ephemeral}, of {arena} {free} are free")
             }
@@ -418,7 +414,7 @@ impl Scheduler {
                 true => (Bytes::ZERO, lane.max(needs.ephemeral)),
                 false => (needs.ephemeral, lane),
             };
-            let fits = taken + needs.persistent + own + shared <= self.memory.lanes().capacity();
+            let fits = taken + needs.persistent + own + shared <= self.memory.lanes.capacity();
             if fits {
                 (taken, lane) = (taken + needs.persistent + own, shared);
             }

@@ -94,7 +94,7 @@ impl World {
             self.look();
         }
         let need = |job| self.bodies[&job].needs.bytes();
-        check::check(&self.scheduler.memory().picture(need)).unwrap();
+        check::check(&self.scheduler.memory.picture(need)).unwrap();
     }
 
     /// Checks that no two jobs share a byte.
@@ -233,7 +233,7 @@ proptest! {
             let (policy, doing) = (policy::ALL[which].name, body.doing);
             prop_assert!(body.ended.is_some(), "{job} never ends under {policy}: {doing:?}");
         }
-        prop_assert_eq!(world.scheduler.memory().lanes().used(), Bytes::ZERO);
+        prop_assert_eq!(world.scheduler.memory.lanes.used(), Bytes::ZERO);
     }
 }
 
