@@ -98,9 +98,8 @@ impl Engine<'_> {
         let id = if !by_lane {
             0
         } else if self.compares_service() {
-            let served = u128::from(self.jobs[job as usize].work.0)
-                - u128::from(self.remaining[job as usize]);
-            let at = served << FINE;
+            let served = self.jobs[job as usize].work.0 - self.remaining[job as usize];
+            let at = u128::from(served) << FINE;
             let known = self.clocks.iter().find(|(_, clock)| clock.at == at).map(|(id, _)| *id);
             let new = self.clocks.last_key_value().map_or(0, |last| last.0 + 1);
             let id = known.unwrap_or(new);
