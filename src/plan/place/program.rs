@@ -87,7 +87,8 @@ pub fn tied(
     items
 }
 
-/// The placements of items at these offsets, in the order in which residencies take over shared bytes.
+/// The placements of items at these offsets, in the order in which residencies take over shared
+/// bytes.
 #[must_use]
 pub fn placements(
     program: &Program,
