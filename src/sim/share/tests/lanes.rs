@@ -10,15 +10,6 @@ use super::super::memory::Need;
 use super::GIB;
 use crate::units::{Bytes, id32};
 
-/// What the lanes say, with the needs that were asked for, for the checker.
-fn picture(capacity: Bytes, lanes: &Lanes, layout: &Layout, needs: &[Need]) -> Picture {
-    for (&id, (persistent, _)) in lanes.residents() {
-        let asked = needs[id as usize].0;
-        assert!(*persistent >= asked, "job {id} asked for {asked} and is held to {persistent}");
-    }
-    lanes.picture(capacity, |id| needs[id as usize], |item| layout.at(item))
-}
-
 #[test]
 fn a_million_changes_are_safe_down_to_addresses() {
     let deep = std::env::var_os("NEAP_DEEP").is_some();
@@ -63,7 +54,9 @@ fn a_million_changes_are_safe_down_to_addresses() {
                     8 => {
                         let mut more = |bytes| bytes + Bytes(below(capacity / 16));
                         let more = (more(had.0), more(had.1));
+                        let in_lane = lanes.lane_of(id).is_some();
                         if lanes.grow(id, more) {
+                            assert!(in_lane, "seed {seed}: a job without a lane has no iteration");
                             grown += 1;
                             needs[id as usize] = more;
                         }
@@ -73,7 +66,11 @@ fn a_million_changes_are_safe_down_to_addresses() {
             }
             packed += layout.follow(&lanes).defragmentations;
             done += 1;
-            let picture = picture(arena, &lanes, &layout, &needs);
+            for (&id, (persistent, _)) in lanes.residents() {
+                let asked = needs[id as usize].0;
+                assert!(*persistent >= asked, "job {id} asked for {asked}, holds {persistent}");
+            }
+            let picture = lanes.picture(arena, |id| needs[id as usize], |item| layout.at(item));
             let lie = picture.residents.iter().all(|r| r.at.is_some());
             let lie = lie && picture.lanes.iter().all(|l| l.2.is_some());
             assert!(lie, "seed {seed}: something lies nowhere");
@@ -122,6 +119,24 @@ fn the_algorithm_as_printed_is_caught_and_ours_refuses() {
         assert_eq!(safe, right, "the checker and the algorithm made right must agree");
     }
     assert_eq!(ours.residents().len(), 1);
+}
+
+#[test]
+fn each_branch_of_algorithm_1_is_reached() {
+    let mut lanes = Lanes::new(Bytes(100), Mode::Paper, 8);
+    let mut admit = |job, persistent, ephemeral| {
+        let lane = lanes.admit(job, (Bytes(persistent), Bytes(ephemeral)), Join::Share);
+        (lane, lanes.free())
+    };
+    // Two lanes are opened.
+    assert_eq!(admit(0, 10, 40), (Some(0), Bytes(50)));
+    assert_eq!(admit(1, 10, 20), (Some(1), Bytes(20)));
+    // There is no room for a third: the smallest lane that fits is joined.
+    assert_eq!(admit(2, 10, 15), (Some(1), Bytes(10)));
+    // None is large enough: the smallest that can be is widened.
+    assert_eq!(admit(3, 5, 45), (Some(0), Bytes(0)));
+    // Then a job would not be safe on any branch.
+    assert_eq!(admit(4, 1, 1), (None, Bytes(0)));
 }
 
 /// Where a lane's jobs do not take turns, two of them would run in it at once.
