@@ -324,14 +324,8 @@ impl<'a> Engine<'a> {
                 self.waiting.remove(&self.line_key(job));
                 self.services.remove(&job);
             }
-            State::Idle => {
-                self.idle.remove(&self.idle_key(job));
-                self.release(job);
-            }
-            State::Running => {
-                self.take_off(job);
-                self.release(job);
-            }
+            State::Idle => _ = self.idle.remove(&self.idle_key(job)),
+            State::Running => self.take_off(job),
             State::Serving => {
                 self.serving -= u64::from(self.demand(job));
                 let result = &mut self.outcome.jobs[index];
@@ -341,9 +335,9 @@ impl<'a> Engine<'a> {
                     result.dilation = u32::try_from(mean).unwrap_or(u32::MAX).max(1000);
                 }
                 result.served = Nanos(time);
-                self.release(job);
             }
         }
+        self.release(job);
         self.state[index] = State::Away;
         self.there.remove(&job);
         let result = &mut self.outcome.jobs[index];
