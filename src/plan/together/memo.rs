@@ -1,7 +1,6 @@
 //! Plans of single jobs that are made once and looked up afterwards.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Job;
@@ -21,11 +20,9 @@ pub struct Memo {
     made: Once<Key, Result<Step, PlanError>>,
     /// Plans made for a slower link, and the same on the device, by the former's address and the
     /// budget.
-    on_device: Once<(usize, Bytes), Result<Pair, PlanError>>,
+    on_device: Once<(usize, Bytes), Result<[Arc<Planned>; 2], PlanError>>,
     /// What is known of each graph, by its hash.
     known: Once<String, Known>,
-    /// How many graphs are known.
-    graphs: AtomicUsize,
     /// The planners that were asked, by number.
     methods: Mutex<Vec<Method>>,
     /// Whether targets, link rates and host memory are rounded.
@@ -33,9 +30,6 @@ pub struct Memo {
     /// Whether plans are made on all cores.
     wide: bool,
 }
-
-/// A plan for a slower link, and the same on the device.
-type Pair = (Arc<Planned>, Arc<Planned>);
 
 /// Values that are computed once.
 type Once<K, V> = Mutex<BTreeMap<K, Arc<OnceLock<V>>>>;
@@ -57,8 +51,6 @@ const GRID: u64 = 16;
 /// What is known of a job before it is planned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
-    /// Numbers graphs in the order in which they were asked for.
-    number: usize,
     pub(super) peak: Bytes,
     pub(super) floor: Bytes,
     pub(super) utilisation: u32,
@@ -73,8 +65,8 @@ impl Known {
     }
 }
 
-/// The graph's and the planner's number, the effort, host memory and the link's rates, target.
-type Key = (usize, usize, Effort, [u64; 5], u64);
+/// The graph's hash and the planner's number, the effort, host memory and the link's rates, target.
+type Key = (String, usize, Effort, [u64; 5], u64);
 
 /// How a plan was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -150,7 +142,6 @@ impl Memo {
         once(&self.known, hash.to_owned(), || {
             let liveness = Liveness::of(graph);
             Known {
-                number: self.graphs.fetch_add(1, Ordering::Relaxed),
                 peak: liveness.peak,
                 floor: liveness.floor,
                 utilisation: roofline::utilisation(&graph.operators, latencies, device),
@@ -229,8 +220,8 @@ impl Memo {
         part: &Arc<Planned>,
     ) -> Result<Arc<Planned>, PlanError> {
         let key = (Arc::as_ptr(part).addr(), request.budget);
-        let make = || Ok((Arc::clone(part), Arc::new(budget::on_device(request, part)?)));
-        Ok(once(&self.on_device, key, make)?.1)
+        let make = || Ok([Arc::clone(part), Arc::new(budget::on_device(request, part)?)]);
+        once(&self.on_device, key, make).map(|[_, on_device]| on_device)
     }
 
     fn method(&self, method: &Method) -> usize {
@@ -251,7 +242,7 @@ impl Memo {
         let Link { h2d, d2h, h2d_contended, d2h_contended, .. } = request.device.link;
         let pinned = request.device.pinned_bytes.0;
         let seen = [pinned, h2d, d2h, h2d_contended, d2h_contended];
-        let (graph, method) = (self.of_request(request).number, self.method(&request.method));
+        let (graph, method) = (request.file.1.clone(), self.method(&request.method));
         let key = (graph, method, effort, seen, request.budget.0);
         once(&self.made, key, || budget::feasible(make(request).map(Arc::new)))
     }
