@@ -96,44 +96,15 @@ pub struct Together {
 /// # Errors
 /// [`PlanError::Infeasible`] when no plan is found.
 pub fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
-    Ok(made(jobs, memo)?.join(jobs))
-}
-
-/// As [`make`], only each job's own plan.
-///
-/// # Errors
-/// As [`make`].
-pub fn parts_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Vec<Arc<Planned>>, PlanError> {
-    Ok(made(jobs, memo)?.parts)
-}
-
-fn made(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     limits::within(jobs, memo, |jobs, memo| {
         papers::make(jobs, memo).unwrap_or_else(|| ways::make(jobs, memo))
     })
 }
 
-/// Each job's own plan.
-struct Made {
-    parts: Vec<Arc<Planned>>,
-    /// The way in which the planner `neap` planned, if not each job as if it were alone.
-    way: Option<String>,
-}
-
-impl Made {
-    const fn of(parts: Vec<Arc<Planned>>) -> Self {
-        Self { parts, way: None }
-    }
-
-    fn arena(&self) -> Bytes {
-        sum(&self.parts, |figures| figures.arena_bytes)
-    }
-
+impl Together {
     /// One plan from the jobs' own plans.
-    fn join(self, jobs: &Jobs<'_>) -> Together {
-        let mut plan = joined(jobs, &self.parts);
-        plan.options.extend(self.way.map(|way| ("way".to_owned(), way)));
-        Together { plan, parts: self.parts }
+    fn of(jobs: &Jobs<'_>, parts: Vec<Arc<Planned>>) -> Self {
+        Self { plan: joined(jobs, &parts), parts }
     }
 }
 
@@ -158,22 +129,21 @@ fn parts(
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
 pub fn minimum(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
-    let made = limits::within(jobs, memo, |jobs, memo| {
+    let mut together = limits::within(jobs, memo, |jobs, memo| {
         papers::least(jobs, memo).unwrap_or_else(|| least(jobs, memo))
     })?;
-    let mut together = made.join(jobs);
     together.plan.budget = together.plan.figures.arena_bytes;
     Ok(together)
 }
 
-fn least(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
+fn least(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
     let devices = shares(jobs, memo);
     let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {
         let least = memo.least(&rung.request, Bytes(rung.arena()))?;
         rung.now = least.map_err(PlanError::Infeasible)?;
     }
-    Ok(Made::of(ladder.parts()))
+    Ok(Together::of(jobs, ladder.parts()))
 }
 
 /// The device of each job: host memory is divided in proportion to the bytes that jobs use.
@@ -205,18 +175,19 @@ struct Rung<'a> {
     blocked: Option<Box<Infeasible>>,
 }
 
-/// The plan a step further down if there is one, and why a target was refused.
-type Look = (Option<Arc<Planned>>, Option<Box<Infeasible>>);
-
 impl Rung<'_> {
     fn arena(&self) -> u64 {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// The plan of the next step, or why there is none; a larger step while the excess is large.
-    /// The plan is made with little effort if the planner allows that, and if that fails with full
-    /// effort, unless hundreds of plans are made.
-    fn look(&self, excess: u64, memo: &Memo) -> Result<Look, PlanError> {
+    /// The plan of the next step if there is one, and why a target was refused; a larger step while
+    /// the excess is large. The plan is made with little effort if the planner allows that, and if
+    /// that fails with full effort, unless hundreds of plans are made.
+    fn look(
+        &self,
+        excess: u64,
+        memo: &Memo,
+    ) -> Result<(Option<Arc<Planned>>, Option<Box<Infeasible>>), PlanError> {
         let sketch = self.request.method.sketch();
         let differs = sketch != self.request.method;
         let step = if excess > 8 * self.step { 2 * self.step } else { self.step };
@@ -336,10 +307,9 @@ impl<'a> Ladder<'a> {
     /// Takes steps down until all jobs fit.
     fn descend(&mut self) -> Result<(), PlanError> {
         let budget = self.jobs.budget.0 / 512 * 512;
-        let mut sum = self.sum();
         let mut unknown: Vec<usize> = (0..self.rungs.len()).collect();
-        while sum > budget {
-            let excess = (sum - budget) / self.rungs.len().max(1) as u64;
+        while let over @ 1.. = self.sum().saturating_sub(budget) {
+            let excess = over / self.rungs.len().max(1) as u64;
             let looks =
                 self.memo.each(unknown.len(), |at| self.rungs[unknown[at]].look(excess, self.memo));
             for (index, look) in unknown.drain(..).zip(looks) {
@@ -356,16 +326,13 @@ impl<'a> Ladder<'a> {
                 // Steps may have missed the smallest arena of a job.
                 let alone = self.rungs.len() == 1;
                 if self.exchange(|rung, memo| rung.sunk(alone, memo))? {
-                    sum = self.sum();
                     continue;
                 }
                 return Err(self.infeasible());
             };
             let rung = &mut self.rungs[index];
             if let Some(next) = rung.next.take() {
-                sum -= rung.arena();
                 rung.now = next;
-                sum += rung.arena();
             }
             unknown.push(index);
         }
@@ -423,11 +390,9 @@ impl<'a> Ladder<'a> {
                 best = Some((gain, index, wider));
             }
         }
-        let gained = best.is_some();
-        if let Some((_, index, wider)) = best {
-            self.rungs[index].now = wider;
-        }
-        Ok(gained)
+        let Some((_, index, wider)) = best else { return Ok(false) };
+        self.rungs[index].now = wider;
+        Ok(true)
     }
 
     fn infeasible(&self) -> PlanError {

@@ -22,7 +22,7 @@
 use std::sync::Arc;
 
 use super::memo::Known;
-use super::{Job, Jobs, Made, Memo, by_peak, parts, shares, sum};
+use super::{Job, Jobs, Memo, Together, by_peak, parts, shares, sum};
 use crate::budget::{Infeasible, PlanError, Planned, feasible};
 use crate::compact::CompactSort;
 use crate::device::Profile;
@@ -60,7 +60,7 @@ impl Way {
 ///
 /// # Errors
 /// As [`super::make`].
-pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
+pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
     let rounds = Rounds::new(jobs, memo);
     let ways = ways(jobs, &rounds.known, memo);
     let several = ways.len() > 1;
@@ -108,7 +108,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     }
     let best = found.remove(0);
     if !several {
-        return Ok(Made::of(by_priority(jobs, best.2)));
+        return Ok(Together::of(jobs, by_priority(jobs, best.2)));
     }
     found.retain(|(cost, ..)| *cost <= best.0 + best.0 / NEAR);
     let others = if memo.is_coarse() { 0 } else { OTHERS };
@@ -119,8 +119,9 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     } else {
         level(&rounds, way, divide(&rounds, way, mixed, memo)?, memo)?
     };
-    let way = way.name().map(str::to_owned);
-    Ok(Made { parts: by_priority(jobs, divided), way })
+    let mut made = Together::of(jobs, by_priority(jobs, divided));
+    made.plan.options.extend(way.name().map(|name| ("way".to_owned(), name.to_owned())));
+    Ok(made)
 }
 
 /// The arenas of a way's jobs, and whether they are planned with little effort; `None` for the

@@ -85,7 +85,7 @@ impl Place {
                 let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph.clone()).collect();
                 return checked(&made, &graphs).map(|()| made.jobs);
             }
-            (false, false) => together::parts_with(&jobs, &memo),
+            (false, false) => together::make(&jobs, &memo).map(|made| made.parts),
             (true, _) => lane(&jobs, &memo),
         };
         let mut plans = Vec::with_capacity(jobs.jobs.len());
@@ -134,7 +134,7 @@ fn lane(jobs: &Jobs<'_>, memo: &Memo) -> Parts {
     };
     let make = |budget: u64| -> Parts {
         let asked = Jobs { budget: Bytes(budget), ..jobs.clone() };
-        together::parts_with(&asked, memo)
+        together::make(&asked, memo).map(|made| made.parts)
     };
     let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph).collect();
     // Fragments may need a little more than the peaks.
