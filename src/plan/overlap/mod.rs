@@ -93,10 +93,8 @@ pub fn minimum(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
     let apart = together::minimum(jobs, memo)?.plan.figures.arena_bytes;
     let devices = together::shares(jobs, memo);
     let shared = Options::new(jobs, &devices, true, memo)?.least()?;
-    let mut made = make(
-        &Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() },
-        memo,
-    )?;
+    let budget = shared.map_or(apart, |shared| apart.min(Bytes(shared)));
+    let mut made = make(&Jobs { budget, ..jobs.clone() }, memo)?;
     made.together.plan.budget = made.together.plan.figures.arena_bytes;
     Ok(made)
 }

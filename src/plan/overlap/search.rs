@@ -49,9 +49,6 @@ type Division = Vec<usize>;
 /// A division with addresses.
 struct Laid {
     bytes: u64,
-    /// The bytes of each job's own part.
-    own: Vec<u64>,
-    parts: Vec<Arc<Planned>>,
     /// Its plans, which differ in when the window is handed over.
     plans: Vec<Together>,
 }
@@ -154,14 +151,12 @@ impl<'a> Options<'a> {
 
     /// The smallest arena.
     pub(super) fn least(&self) -> Result<Option<u64>, PlanError> {
-        let (mut least, mut layouts): (Option<u64>, _) = (None, BTreeMap::new());
+        let (mut arenas, mut layouts) = (Vec::new(), BTreeMap::new());
         for size in self.sizes() {
             let laid = self.lay(&self.smallest(size), &mut layouts)?;
-            if let Some(laid) = laid.filter(|laid| !laid.plans.is_empty()) {
-                least = Some(least.map_or(laid.bytes, |l| l.min(laid.bytes)));
-            }
+            arenas.extend(laid.filter(|laid| !laid.plans.is_empty()).map(|laid| laid.bytes));
         }
-        Ok(least)
+        Ok(arenas.into_iter().min())
     }
 
     /// Searches for divisions that are faster than the best so far. Returns whether the host's
@@ -237,23 +232,22 @@ impl<'a> Options<'a> {
         }
         let picked: Vec<&Layout> =
             self.of.iter().zip(division).map(|(&of, &i)| &layouts[&(of, i)]).collect();
-        let own: Vec<u64> = picked.iter().map(|l| l.1[0]).collect();
-        let offset = own.iter().copied().fold(0, u64::saturating_add);
+        let offset = picked.iter().map(|l| l.1[0]).fold(0, u64::saturating_add);
         let size = picked.iter().map(|l| l.1[1]).max().unwrap_or(0);
         if size == 0 {
             return Ok(None);
         }
         let part = |(job, &i): (usize, &usize)| Arc::clone(&self.choice(job, i).planned);
         let parts: Vec<Arc<Planned>> = division.iter().enumerate().map(part).collect();
-        let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
+        let mut plans: Vec<Together> = Vec::new();
         for gap in GAPS {
-            if let Some(made) = self.plan(division, &picked, &laid, (offset, size), gap)?
-                && !laid.plans.iter().any(|other| other.plan.jobs == made.plan.jobs)
+            if let Some(made) = self.plan(division, &picked, &parts, (offset, size), gap)?
+                && !plans.iter().any(|other| other.plan.jobs == made.plan.jobs)
             {
-                laid.plans.push(made);
+                plans.push(made);
             }
         }
-        Ok(Some(laid))
+        Ok(Some(Laid { bytes: offset.saturating_add(size), plans }))
     }
 
     /// The plan with a window of this offset and size; `None` if handing the window over makes a
@@ -262,16 +256,16 @@ impl<'a> Options<'a> {
         &self,
         division: &Division,
         picked: &[&Layout],
-        laid: &Laid,
+        alone: &[Arc<Planned>],
         window: (u64, u64),
         gap: Option<u64>,
     ) -> Result<Option<Together>, PlanError> {
-        let mut plan = together::joined(self.jobs, &laid.parts);
+        let mut plan = together::joined(self.jobs, alone);
         let (mut base, mut peaks, mut peak) = (0, [0, 0], 0);
         let mut parts = Vec::with_capacity(plan.jobs.len());
         let mut gained = Nanos::ZERO;
         for (index, job) in plan.jobs.iter_mut().enumerate() {
-            let (choice, offsets) = (self.choice(index, division[index]), &picked[index].0);
+            let (choice, (offsets, heights)) = (self.choice(index, division[index]), picked[index]);
             let shared = &self.offer(index, division[index]).shared;
             let base_of = |shared: bool| if shared { window.0 } else { base };
             let offsets = offsets.iter().zip(shared).map(|(at, shared)| at + base_of(*shared));
@@ -284,7 +278,7 @@ impl<'a> Options<'a> {
                 let (offset, bytes) = (Bytes(window.0), Bytes(window.1));
                 job.window = Some(Window { offset, bytes, hands_over_after });
             }
-            base += laid.own[index];
+            base += heights[0];
             let program = Program::placed(self.jobs.jobs[index].graph, job).map_err(defect)?;
             let Ok(run) = engine::nominal(&program, &self.jobs.device.link) else {
                 return Ok(None);
@@ -303,7 +297,7 @@ impl<'a> Options<'a> {
             }
             let mut part = Planned::clone(&choice.planned);
             let (faster, figures) = (part.run.iteration - run.iteration, &mut part.plan.figures);
-            figures.arena_bytes = Bytes(laid.own[index]);
+            figures.arena_bytes = Bytes(heights[0]);
             figures.iteration_ns = run.iteration;
             figures.first_iteration_ns = figures.first_iteration_ns.saturating_sub(faster);
             figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
@@ -313,7 +307,7 @@ impl<'a> Options<'a> {
         }
         plan.figures.iteration_ns = plan.figures.iteration_ns.saturating_sub(gained);
         plan.figures.first_iteration_ns = plan.figures.first_iteration_ns.saturating_sub(gained);
-        plan.figures.arena_bytes = Bytes(laid.bytes);
+        plan.figures.arena_bytes = Bytes(window.0.saturating_add(window.1));
         plan.figures.peak_bytes = Bytes(peak.min(peaks[0] + peaks[1]));
         Ok(Some(Together { plan, parts }))
     }
