@@ -330,16 +330,13 @@ impl Scheduler {
         let mut victims = Vec::new();
         let may =
             |other: &&JobId| **other != job && !keep.contains(other) && self.is_inside(**other);
-        for &other in order.iter().rev().filter(may) {
-            if fits(&without) {
-                break;
-            }
-            without.leave(other);
-            victims.push(other);
+        let mut others = order.iter().rev().filter(may);
+        while !fits(&without) {
+            let Some(&victim) = others.next() else { return };
+            without.leave(victim);
+            victims.push(victim);
         }
-        if fits(&without) {
-            victims.into_iter().for_each(|victim| self.leave(victim, orders));
-        }
+        victims.into_iter().for_each(|victim| self.leave(victim, orders));
     }
 
     /// All present jobs, the best first.
@@ -377,8 +374,8 @@ impl Scheduler {
     /// turn.
     fn in_order(&mut self, order: &[JobId], orders: &mut Orders) -> Vec<JobId> {
         let turns = |of: &Self, job: &JobId| of.jobs.get(job).map_or(u64::MAX, |t| t.turns);
-        let seats = if self.policy.style == Style::One { 1 } else { order.len() };
-        let order = &order[..order.len().min(seats)];
+        let order =
+            if self.policy.style == Style::One { &order[..order.len().min(1)] } else { order };
         for job in order {
             if self.state(*job) != Some(State::Waiting) || self.bring_in(*job, orders) {
                 continue;
