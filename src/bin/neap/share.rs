@@ -112,6 +112,8 @@ struct Run {
     outcome: Outcome,
     figures: Figures,
     latencies: Vec<Latency>,
+    /// The number of devices that hold all inference jobs at once.
+    devices: Option<usize>,
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
@@ -209,6 +211,7 @@ fn simulate(
                 settings,
                 figures: outcome.figures(jobs),
                 latencies: latencies(jobs, &outcome.jobs, mechanism),
+                devices: settings.devices(jobs.iter().filter(|j| j.rate.is_some())),
                 outcome,
             });
         }
@@ -287,7 +290,7 @@ fn remarks(run: &Run, jobs: &[Job]) -> Vec<String> {
         None => {}
     }
     if let Some((mean, p99)) = worst(&run.latencies) {
-        let devices = devices(run, jobs).map_or("none".to_owned(), |d| d.to_string());
+        let devices = run.devices.map_or("none".to_owned(), |d| d.to_string());
         all.push(format!(
             "inference: requests take {mean} in the mean, {p99} at 99 %; devices for all at once: {devices}"
         ));
@@ -300,11 +303,6 @@ fn worst(all: &[Latency]) -> Option<(Nanos, Nanos)> {
     let requests: u128 = all.iter().map(|l| l.requests as u128).sum();
     let sum: u128 = all.iter().map(|l| l.requests as u128 * u128::from(l.mean.0)).sum();
     Some((Nanos(u64::try_from(sum.checked_div(requests)?).ok()?), all.iter().map(|l| l.p99).max()?))
-}
-
-/// The number of devices that hold all inference jobs at once.
-fn devices(run: &Run, jobs: &[Job]) -> Option<usize> {
-    run.settings.devices(jobs.iter().filter(|j| j.rate.is_some()))
 }
 
 /// The result under one policy and one mechanism, for `--json`.
@@ -350,7 +348,7 @@ fn figures(run: &Run, jobs: &[Job], explained: Option<usize>) -> Value {
         all["inference"] = json!({
             "mean_s": s(mean.0),
             "worst_p99_s": s(p99.0),
-            "devices": devices(run, jobs),
+            "devices": run.devices,
             "jobs": run.latencies.iter().map(requests).collect::<Value>(),
         });
     }
