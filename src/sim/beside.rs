@@ -177,8 +177,7 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     }
 
     fn start(&mut self) {
-        let let_go: Vec<usize> = self.touched.iter().copied().collect();
-        for job in let_go {
+        for job in self.touched.clone() {
             if let Some(seat) = &mut self.seats[job]
                 && seat.player.let_go(self.now)
                 && let Some(next) = self.turns.leave(job)
