@@ -175,19 +175,18 @@ struct Rung<'a> {
     blocked: Option<Box<Infeasible>>,
 }
 
+/// The plan a step further down if there is one, and why a target was refused.
+type Look = (Option<Arc<Planned>>, Option<Box<Infeasible>>);
+
 impl Rung<'_> {
     fn arena(&self) -> u64 {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// The plan of the next step if there is one, and why a target was refused; a larger step while
-    /// the excess is large. The plan is made with little effort if the planner allows that, and if
-    /// that fails with full effort, unless hundreds of plans are made.
-    fn look(
-        &self,
-        excess: u64,
-        memo: &Memo,
-    ) -> Result<(Option<Arc<Planned>>, Option<Box<Infeasible>>), PlanError> {
+    /// The plan of the next step, or why there is none; a larger step while the excess is large.
+    /// The plan is made with little effort if the planner allows that, and if that fails with full
+    /// effort, unless hundreds of plans are made.
+    fn look(&self, excess: u64, memo: &Memo) -> Result<Look, PlanError> {
         let sketch = self.request.method.sketch();
         let differs = sketch != self.request.method;
         let step = if excess > 8 * self.step { 2 * self.step } else { self.step };
@@ -196,11 +195,8 @@ impl Rung<'_> {
         let targets = (1..=3).map(|steps| arena.saturating_sub(steps * step) / 512 * 512);
         let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
         let mut blocked = None;
-        for quick in [true, false] {
-            let left_out = if quick { !differs } else { memo.is_coarse() && differs };
-            if left_out {
-                continue;
-            }
+        let full = !differs || !memo.is_coarse();
+        for quick in [differs.then_some(true), full.then_some(false)].into_iter().flatten() {
             for &target in &targets {
                 let made = match quick {
                     true => {
