@@ -8,8 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::compact::Gather;
-#[cfg(test)]
-use crate::sim::share::check::Picture;
 use crate::sim::share::lanes::{Held, JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
 use crate::sim::share::memory::Need;
@@ -42,7 +40,7 @@ pub enum Entry {
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub lanes: Lanes,
-    layout: Layout,
+    pub layout: Layout,
 }
 
 impl Memory {
@@ -85,11 +83,5 @@ impl Memory {
             Some((job, Spot { persistent, ephemeral: end - need, lane }))
         };
         self.lanes.residents().iter().filter_map(spot).gather()
-    }
-
-    /// The state of the memory, for the checker, with the jobs' needs.
-    #[cfg(test)]
-    pub fn picture(&self, need: impl Fn(JobId) -> Need) -> Picture {
-        self.lanes.picture(self.lanes.capacity(), need, |item| self.layout.at(item))
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::memory::Spot;
+use super::memory::{Memory, Spot};
 use super::scheduler::{Coming, Needs, Order, Scheduler};
 use crate::sim::share::check;
 use crate::sim::share::policy;
@@ -94,7 +94,8 @@ impl World {
             self.look();
         }
         let need = |job| self.bodies[&job].needs.bytes();
-        check::check(&self.scheduler.memory.picture(need)).unwrap();
+        let Memory { lanes, layout } = &self.scheduler.memory;
+        check::check(&lanes.picture(Bytes(self.arena), need, |item| layout.at(item))).unwrap();
     }
 
     /// Checks that no two jobs share a byte.
