@@ -194,11 +194,10 @@ fn deadlock(capacity: u64, jobs: &[Progressive], step: u64, lanes: bool) -> Opti
             if lanes {
                 let need = (Bytes(persistent), Bytes(ephemeral));
                 if admission.admit(id32(at), need, Join::Share).is_none()
-                    || runner.is_some_and(|r| r != at)
+                    || *runner.get_or_insert(at) != at
                 {
                     continue;
                 }
-                runner = Some(at);
             }
             let want = (persistent + ephemeral - held[at]).min(step);
             if held.iter().sum::<u64>() + want > capacity {
