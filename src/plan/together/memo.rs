@@ -20,7 +20,7 @@ pub struct Memo {
     made: Once<Key, Result<Step, PlanError>>,
     /// Plans made for a slower link, and the same on the device, by the former's address and the
     /// budget.
-    on_device: Once<(usize, Bytes), Result<[Arc<Planned>; 2], PlanError>>,
+    on_device: Once<(usize, Bytes), Result<Pair, PlanError>>,
     /// What is known of each graph, by its hash.
     known: Once<String, Known>,
     /// The planners that were asked, by number.
@@ -30,6 +30,9 @@ pub struct Memo {
     /// Whether plans are made on all cores.
     wide: bool,
 }
+
+/// A plan for a slower link, and the same on the device.
+type Pair = [Arc<Planned>; 2];
 
 /// Values that are computed once.
 type Once<K, V> = Mutex<BTreeMap<K, Arc<OnceLock<V>>>>;
