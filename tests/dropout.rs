@@ -68,7 +68,7 @@ fn by_hand(request: &Request<'_>, events: Vec<Event>) -> Plan {
     let items = place::items(&program, &Emitted::default());
     let layout = place::place(&items.iter().map(|(item, _)| item.clone()).collect::<Vec<_>>(), 0);
     plan.budget = Bytes(layout.height);
-    plan.jobs[0].placements = place::placements(&program, &items, &layout);
+    plan.jobs[0].placements = place::placements(&program, &items, &layout.offsets);
     plan.jobs[0].events = events;
     plan.figures = check_safety(&plan, std::slice::from_ref(request.graph)).expect("safe").figures;
     plan

@@ -8,7 +8,7 @@ use neap::sim::share::engine::{Keep, simulate};
 use neap::sim::share::jobs::{self, Job};
 use neap::sim::share::lanes::Mode;
 use neap::sim::share::mechanism::{Mechanism, Settings};
-use neap::sim::share::memory::Memory;
+use neap::sim::share::memory;
 use neap::sim::share::policy;
 use neap::sim::share::result::Figures;
 use neap::units::Nanos;
@@ -46,7 +46,7 @@ fn minutes(nanos: u64) -> f64 {
 }
 
 fn copies(folder: &Path, rows: &[(String, String)], header: &str) -> Vec<Job> {
-    let memory = Memory::read(&folder.join("memory.csv")).unwrap();
+    let memory = memory::read(&folder.join("memory.csv")).unwrap();
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("jobs.csv");
     let text: String = rows.iter().map(|(job, rest)| format!("{job},{rest}\n")).collect();
@@ -57,7 +57,7 @@ fn copies(folder: &Path, rows: &[(String, String)], header: &str) -> Vec<Job> {
 #[test]
 fn the_published_table_beside_ours() {
     let Some(folder) = truth() else { return };
-    let memory = Memory::read(&folder.join("memory.csv")).unwrap();
+    let memory = memory::read(&folder.join("memory.csv")).unwrap();
     let jobs = jobs::read(&folder.join("calibrated.jobs.csv"), &memory, 0).unwrap().jobs;
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
     let published = [
@@ -100,7 +100,7 @@ fn the_published_table_beside_ours() {
 #[test]
 fn one_trace_agrees_with_every_cell_of_the_published_table() {
     let Some(folder) = truth() else { return };
-    let memory = Memory::read(&folder.join("memory.csv")).unwrap();
+    let memory = memory::read(&folder.join("memory.csv")).unwrap();
     let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/share/table2.csv");
     let jobs = jobs::read(&trace, &memory, 0).unwrap().jobs;
     let published = [
@@ -158,8 +158,9 @@ fn three_hundred_of_one_kind() {
 #[test]
 fn forty_two_inference_models() {
     let Some(folder) = truth() else { return };
-    let memory = Memory::read(&folder.join("memory.csv")).unwrap();
-    let names: Vec<&str> = memory.names().filter(|n| n.ends_with("eval_5")).collect();
+    let memory = memory::read(&folder.join("memory.csv")).unwrap();
+    let names: Vec<&str> =
+        memory.keys().map(String::as_str).filter(|n| n.ends_with("eval_5")).collect();
     assert_eq!(names.len(), 14);
     let rows: Vec<_> = (0..3)
         .flat_map(|c| names.iter().map(move |n| (format!("{n}.{c}"), format!("{n},0,60,0.5,0.01"))))

@@ -18,7 +18,7 @@ use neap::sim::beside::{Shared, WHOLE, Work};
 use neap::sim::engine::{self, Durations};
 use neap::sim::noise::Noise;
 use neap::sim::program::{Direction, Program};
-use neap::sim::rounds::{self, Party};
+use neap::sim::rounds;
 use neap::sim::share::policy::{self, Policy};
 use neap::units::{Bytes, Nanos};
 
@@ -116,12 +116,12 @@ fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
     }
     // However they stand to each other, and as the planner sees them.
     let own = |job: usize| plan.jobs[job].latencies.iter().map(|l| l.time).sum();
-    let party = |job: usize| Party {
-        work: Work { program: &programs[job], durations: &durations[job], utilisation: WHOLE },
-        own: own(job),
+    let job = |job: usize| {
+        let (program, durations) = (&programs[job], &durations[job]);
+        (Work { program, durations, utilisation: WHOLE }, own(job))
     };
-    let parties: Vec<Party<'_>> = (0..programs.len()).map(party).collect();
-    let round = rounds::round(&parties, link, false).expect("no deadlock");
+    let jobs: Vec<_> = (0..programs.len()).map(job).collect();
+    let round = rounds::round(&jobs, link, false).expect("no deadlock");
     for course in &round.courses {
         assert_eq!(rounds::overlaps(&course.carried), 0, "seed {seed}: two copies at once");
         assert!(

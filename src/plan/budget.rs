@@ -494,7 +494,7 @@ fn placed(
     let tied = place::items(&program, emitted);
     let bare: Vec<place::Item> = tied.iter().map(|(item, _)| item.clone()).collect();
     let layout = place::place(&bare, budget);
-    let placements = place::placements(&program, &tied, &layout);
+    let placements = place::placements(&program, &tied, &layout.offsets);
     program.place(&placements).map_err(|e| PlanError::Defect(e.to_string()))?;
     Ok((program, placements, layout.height))
 }

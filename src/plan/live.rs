@@ -277,7 +277,7 @@ impl<'a> Live<'a> {
                 shared.begin(member.number, work);
             }
         }
-        self.outcome.looks = shared.looks();
+        self.outcome.looks = shared.looks;
         self.outcome.plans = self.memo.made();
         self.outcome.carried = shared.carried;
         Ok(self.outcome)
@@ -410,7 +410,7 @@ impl<'a> Live<'a> {
     fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
         // More than `FEW` jobs are not planned for each other, so this is the result of
-        // [`together::parts_with`] without the cost of calling it at each launch and end.
+        // [`together::make`] without the cost of calling it at each launch and end.
         let policies =
             |index: &usize| together::papers::is_static(&self.arrivals[*index].job.method);
         if indices.len() > together::ways::FEW
@@ -434,8 +434,8 @@ impl<'a> Live<'a> {
             budget: self.budget,
             recorded_options: BTreeMap::new(),
         };
-        let parts = match budget::feasible(together::parts_with(&asked, &self.memo))? {
-            Ok(parts) => parts,
+        let parts = match budget::feasible(together::make(&asked, &self.memo))? {
+            Ok(made) => made.parts,
             Err(no) => {
                 return Ok(Some(format!(
                     "{} of memory, {} of which were the least for it and those before it",

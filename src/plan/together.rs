@@ -28,7 +28,7 @@ use crate::contract::{Figures, Latency, Plan};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::units::{Bytes, Nanos, saturated};
+use crate::units::{Bytes, saturated};
 pub use memo::Memo;
 
 /// The number of steps from a job's unplanned need down to zero.
@@ -52,26 +52,6 @@ pub struct Job<'a> {
     pub swap_limit: Share,
 }
 
-impl<'a> Job<'a> {
-    /// The request to plan it alone.
-    pub(super) fn request<'b>(
-        &self,
-        device: &'b Profile,
-        budget: Bytes,
-        jobs: &Jobs<'_>,
-    ) -> Request<'b>
-    where
-        'a: 'b,
-    {
-        Request {
-            file: self.file.clone(),
-            method: self.method.clone(),
-            recorded_options: jobs.recorded_options.clone(),
-            ..Request::new(self.graph, device, self.latencies, budget)
-        }
-    }
-}
-
 /// The jobs to plan.
 #[derive(Clone, Debug)]
 pub struct Jobs<'a> {
@@ -83,6 +63,23 @@ pub struct Jobs<'a> {
     pub budget: Bytes,
     /// Options to record in the plan.
     pub recorded_options: BTreeMap<String, String>,
+}
+
+impl Jobs<'_> {
+    /// The request to plan one of them alone.
+    pub(super) fn request<'r>(
+        &self,
+        job: &Job<'r>,
+        device: &'r Profile,
+        budget: Bytes,
+    ) -> Request<'r> {
+        Request {
+            file: job.file.clone(),
+            method: job.method.clone(),
+            recorded_options: self.recorded_options.clone(),
+            ..Request::new(job.graph, device, job.latencies, budget)
+        }
+    }
 }
 
 /// One plan for all jobs, and the plans that it consists of.
@@ -99,44 +96,15 @@ pub struct Together {
 /// # Errors
 /// [`PlanError::Infeasible`] when no plan is found.
 pub fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
-    Ok(made(jobs, memo)?.join(jobs))
-}
-
-/// As [`make`], only each job's own plan.
-///
-/// # Errors
-/// As [`make`].
-pub fn parts_with(jobs: &Jobs<'_>, memo: &Memo) -> Result<Vec<Arc<Planned>>, PlanError> {
-    Ok(made(jobs, memo)?.parts)
-}
-
-fn made(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     limits::within(jobs, memo, |jobs, memo| {
         papers::make(jobs, memo).unwrap_or_else(|| ways::make(jobs, memo))
     })
 }
 
-/// Each job's own plan.
-struct Made {
-    parts: Vec<Arc<Planned>>,
-    /// The way in which the planner `neap` planned, if not each job as if it were alone.
-    way: Option<String>,
-}
-
-impl Made {
-    const fn of(parts: Vec<Arc<Planned>>) -> Self {
-        Self { parts, way: None }
-    }
-
-    fn arena(&self) -> Bytes {
-        sum(&self.parts, |figures| figures.arena_bytes)
-    }
-
+impl Together {
     /// One plan from the jobs' own plans.
-    fn join(self, jobs: &Jobs<'_>) -> Together {
-        let mut plan = joined(jobs, &self.parts);
-        plan.options.extend(self.way.map(|way| ("way".to_owned(), way)));
-        Together { plan, parts: self.parts }
+    fn of(jobs: &Jobs<'_>, parts: Vec<Arc<Planned>>) -> Self {
+        Self { plan: joined(jobs, &parts), parts }
     }
 }
 
@@ -161,22 +129,21 @@ fn parts(
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
 pub fn minimum(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
-    let made = limits::within(jobs, memo, |jobs, memo| {
+    let mut together = limits::within(jobs, memo, |jobs, memo| {
         papers::least(jobs, memo).unwrap_or_else(|| least(jobs, memo))
     })?;
-    let mut together = made.join(jobs);
     together.plan.budget = together.plan.figures.arena_bytes;
     Ok(together)
 }
 
-fn least(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
+fn least(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
     let devices = shares(jobs, memo);
     let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {
         let least = memo.least(&rung.request, Bytes(rung.arena()))?;
         rung.now = least.map_err(PlanError::Infeasible)?;
     }
-    Ok(Made::of(ladder.parts()))
+    Ok(Together::of(jobs, ladder.parts()))
 }
 
 /// The device of each job: host memory is divided in proportion to the bytes that jobs use.
@@ -228,11 +195,8 @@ impl Rung<'_> {
         let targets = (1..=3).map(|steps| arena.saturating_sub(steps * step) / 512 * 512);
         let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
         let mut blocked = None;
-        for quick in [true, false] {
-            let left_out = if quick { !differs } else { memo.is_coarse() && differs };
-            if left_out {
-                continue;
-            }
+        let full = !differs || !memo.is_coarse();
+        for quick in [differs.then_some(true), full.then_some(false)].into_iter().flatten() {
             for &target in &targets {
                 let made = match quick {
                     true => {
@@ -320,7 +284,7 @@ struct Ladder<'a> {
 impl<'a> Ladder<'a> {
     fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a Memo) -> Result<Self, PlanError> {
         let mut rung = |(job, device): (&Job<'a>, &'a Profile)| {
-            let request = job.request(device, jobs.budget, jobs);
+            let request = jobs.request(job, device, jobs.budget);
             let now = memo.unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = memo.known(job, device).floor.0;
@@ -339,10 +303,9 @@ impl<'a> Ladder<'a> {
     /// Takes steps down until all jobs fit.
     fn descend(&mut self) -> Result<(), PlanError> {
         let budget = self.jobs.budget.0 / 512 * 512;
-        let mut sum = self.sum();
         let mut unknown: Vec<usize> = (0..self.rungs.len()).collect();
-        while sum > budget {
-            let excess = (sum - budget) / self.rungs.len().max(1) as u64;
+        while let over @ 1.. = self.sum().saturating_sub(budget) {
+            let excess = over / self.rungs.len().max(1) as u64;
             let looks =
                 self.memo.each(unknown.len(), |at| self.rungs[unknown[at]].look(excess, self.memo));
             for (index, look) in unknown.drain(..).zip(looks) {
@@ -359,16 +322,13 @@ impl<'a> Ladder<'a> {
                 // Steps may have missed the smallest arena of a job.
                 let alone = self.rungs.len() == 1;
                 if self.exchange(|rung, memo| rung.sunk(alone, memo))? {
-                    sum = self.sum();
                     continue;
                 }
                 return Err(self.infeasible());
             };
             let rung = &mut self.rungs[index];
             if let Some(next) = rung.next.take() {
-                sum -= rung.arena();
                 rung.now = next;
-                sum += rung.arena();
             }
             unknown.push(index);
         }
@@ -426,11 +386,9 @@ impl<'a> Ladder<'a> {
                 best = Some((gain, index, wider));
             }
         }
-        let gained = best.is_some();
-        if let Some((_, index, wider)) = best {
-            self.rungs[index].now = wider;
-        }
-        Ok(gained)
+        let Some((_, index, wider)) = best else { return Ok(false) };
+        self.rungs[index].now = wider;
+        Ok(true)
     }
 
     fn infeasible(&self) -> PlanError {
@@ -489,12 +447,6 @@ pub(super) fn joined(asked: &Jobs<'_>, parts: &[Arc<Planned>]) -> Plan {
 pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
     let peaks = graphs.iter().map(|graph| u128::from(Liveness::of(graph).peak.0));
     Bytes(saturated(peaks.sum()))
-}
-
-/// How much longer all jobs take than without a plan, each alone.
-#[must_use]
-pub fn added(figures: &Figures) -> Nanos {
-    figures.iteration_ns.saturating_sub(figures.unplanned_iteration_ns)
 }
 
 #[cfg(test)]

@@ -25,11 +25,11 @@ const PERCENT: [(&str, u64); 1] = [("%", 1)];
 ///
 /// # Errors
 /// When the drawing library fails. It gives no reason when it draws into memory.
-pub fn svg(title: &str, what: &str, series: &[(&str, &[Nanos])]) -> io::Result<String> {
+pub fn svg(title: &str, what: &str, series: &[(String, Vec<Nanos>)]) -> io::Result<String> {
     document(|root| draw(root, title, what, series))
 }
 
-fn draw(root: &Area<'_>, title: &str, what: &str, series: &[(&str, &[Nanos])]) -> Drawn {
+fn draw(root: &Area<'_>, title: &str, what: &str, series: &[(String, Vec<Nanos>)]) -> Drawn {
     let end = series.iter().filter_map(|s| s.1.last()).map(|t| t.0).max().unwrap_or(0).max(1);
     let (time, share) = (Scale::of(end, &TIMES, 8), Scale::of(100, &PERCENT, 5));
     let across = format!("{what} ({})", time.unit);
@@ -70,11 +70,12 @@ mod tests {
     #[test]
     fn lines_are_named_and_odd_input_draws() {
         let times: Vec<Nanos> = (1..=20_000).map(|n| Nanos(n * 1_000_000)).collect();
-        let drawn = svg("jobs <&>", "time", &[("fifo", &times), ("none", &[])]).unwrap();
+        let series = [("fifo".to_owned(), times), ("none".to_owned(), Vec::new())];
+        let drawn = svg("jobs <&>", "time", &series).unwrap();
         for part in ["jobs &lt;&amp;&gt;", "fifo", "none", "share of jobs", "</svg>"] {
             assert!(drawn.contains(part), "{part}");
         }
         assert!(drawn.len() < 200_000, "{}", drawn.len());
-        assert!(svg("", "", &[("x", &[Nanos(u64::MAX)])]).is_ok());
+        assert!(svg("", "", &[("x".to_owned(), vec![Nanos(u64::MAX)])]).is_ok());
     }
 }

@@ -51,10 +51,12 @@ pub struct Carried {
     pub end: Nanos,
 }
 
-/// How long copies had a direction of the link.
+/// How long copies had the link to the device, and from it.
 #[must_use]
-pub fn busy(carried: &[Carried], direction: Direction) -> Nanos {
-    carried.iter().filter(|c| c.direction == direction).map(|c| c.end - c.start).sum()
+pub fn busy(carried: &[Carried]) -> [Nanos; 2] {
+    DIRECTIONS.map(|direction| {
+        carried.iter().filter(|c| c.direction == direction).map(|c| c.end - c.start).sum()
+    })
 }
 
 /// One wait of a job for the window.
@@ -62,8 +64,6 @@ pub fn busy(carried: &[Carried], direction: Direction) -> Nanos {
 pub struct Waited {
     /// The job.
     pub job: usize,
-    /// The job that held the window when the wait began.
-    pub holder: usize,
     /// When the wait began.
     pub from: Nanos,
     /// When it got the window.
@@ -75,8 +75,8 @@ struct Seat<P, D> {
     utilisation: u32,
     /// Since when its next copy in each direction has been ready.
     ready: [Option<Nanos>; 2],
-    /// Since when it has waited for the window, and which job held it then.
-    asked: Option<(Nanos, usize)>,
+    /// Since when it has waited for the window.
+    asked: Option<Nanos>,
 }
 
 /// A device that several jobs share.
@@ -94,8 +94,8 @@ pub struct Shared<'a, P, D> {
     pub waited: Vec<Waited>,
     /// The jobs for which something has happened at this instant.
     touched: BTreeSet<usize>,
-    /// How often a job was looked at.
-    looks: u64,
+    /// How often it was looked whether a job can go on.
+    pub looks: u64,
     /// The speed of all steps.
     speed: u64,
 }
@@ -117,12 +117,6 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
             looks: 0,
             speed: ALONE,
         }
-    }
-
-    /// How often it was looked whether a job can go on.
-    #[must_use]
-    pub const fn looks(&self) -> u64 {
-        self.looks
     }
 
     /// The present time.
@@ -183,11 +177,10 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     }
 
     fn start(&mut self) {
-        let let_go: Vec<usize> = self.touched.iter().copied().collect();
-        for job in let_go {
+        for job in self.touched.clone() {
             if let Some(seat) = &mut self.seats[job]
                 && seat.player.let_go(self.now)
-                && let Some(next) = self.turns.let_go(job)
+                && let Some(next) = self.turns.leave(job)
             {
                 self.touched.insert(next);
             }
@@ -251,11 +244,11 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
             let Some(stretch) = seat.player.wants_window(now) else { continue };
             if turns.ask(job) {
                 seat.player.hold_window(stretch);
-                if let Some((from, holder)) = seat.asked.take().filter(|asked| asked.0 < now) {
-                    waited.push(Waited { job, holder, from, until: now });
+                if let Some(from) = seat.asked.take().filter(|from| *from < now) {
+                    waited.push(Waited { job, from, until: now });
                 }
             } else {
-                seat.asked = seat.asked.or(turns.holder().map(|holder| (now, holder)));
+                seat.asked.get_or_insert(now);
             }
         }
     }
@@ -310,7 +303,7 @@ mod tests {
                 }
             }
             let steps = ended * program.steps.len() as u64;
-            let looks = device.looks();
+            let looks = device.looks;
             assert!((steps..4 * steps).contains(&looks), "{jobs} jobs: {looks}, {steps} steps");
         }
     }

@@ -118,16 +118,6 @@ pub const ROUNDS: u32 = 4;
 /// The most iterations that a job runs for one iteration of the longest job.
 const OFTEN: u64 = 4;
 
-/// A job of a round.
-#[derive(Clone, Copy, Debug)]
-pub struct Party<'a> {
-    /// What it runs.
-    pub work: Under<'a>,
-    /// Time of its iteration alone and without a plan. It fixes how many iterations run and when
-    /// they start, so that rounds of different plans of the same jobs are comparable.
-    pub own: Nanos,
-}
-
 /// Some iterations of every job.
 #[derive(Clone, Debug)]
 pub struct Round {
@@ -138,13 +128,16 @@ pub struct Round {
     pub courses: Vec<Course>,
 }
 
-/// Simulates a round under both alignments: staggered, and all at once. A `short` one takes an
-/// eighth of the time: the job with the longest iteration runs one, and starts are staggered.
+/// Simulates a round of jobs under both alignments: staggered, and all at once. A `short` one takes
+/// an eighth of the time: the job with the longest iteration runs one, and starts are staggered.
+/// With each job comes the time of its iteration alone and without a plan. It fixes how many
+/// iterations run and when they start, so that rounds of different plans of the same jobs are
+/// comparable.
 ///
 /// # Errors
 /// As [`run`].
-pub fn round(parties: &[Party<'_>], link: &Link, short: bool) -> Result<Round, Deadlock> {
-    let mut sides = staggered(parties, if short { 1 } else { ROUNDS });
+pub fn round(jobs: &[(Under<'_>, Nanos)], link: &Link, short: bool) -> Result<Round, Deadlock> {
+    let mut sides = staggered(jobs, if short { 1 } else { ROUNDS });
     let staggered = run(&sides, link)?;
     if short {
         return Ok(Round { time: staggered.end, courses: vec![staggered] });
@@ -158,19 +151,19 @@ pub fn round(parties: &[Party<'_>], link: &Link, short: bool) -> Result<Round, D
 }
 
 /// Each job's iterations, and its start.
-fn staggered<'a>(parties: &[Party<'a>], rounds: u32) -> Vec<Side<'a>> {
-    let longest = parties.iter().map(|p| p.own.0).max().unwrap_or(0);
-    let wanted: u64 = parties.iter().map(|p| u64::from(p.work.utilisation)).sum();
+fn staggered<'a>(jobs: &[(Under<'a>, Nanos)], rounds: u32) -> Vec<Side<'a>> {
+    let longest = jobs.iter().map(|(_, own)| own.0).max().unwrap_or(0);
+    let wanted: u64 = jobs.iter().map(|(work, _)| u64::from(work.utilisation)).sum();
     // All jobs are slowed by this ratio while all compute; their starts are spread over that time.
     let slowed = u128::from(wanted.max(u64::from(WHOLE)));
-    let spread = u128::from(WHOLE) * parties.len().max(1) as u128;
-    let mut sides = Vec::with_capacity(parties.len());
+    let spread = u128::from(WHOLE) * jobs.len().max(1) as u128;
+    let mut sides = Vec::with_capacity(jobs.len());
     let mut start = 0u64;
-    for party in parties {
-        let often = (longest.saturating_add(party.own.0 / 2) / party.own.0.max(1)).clamp(1, OFTEN);
+    for &(work, Nanos(own)) in jobs {
+        let often = (longest.saturating_add(own / 2) / own.max(1)).clamp(1, OFTEN);
         let iterations = rounds.saturating_mul(u32::try_from(often).unwrap_or(1));
-        sides.push(Side { work: party.work, start: Nanos(start), iterations });
-        let after = u64::try_from(u128::from(party.own.0) * slowed / spread);
+        sides.push(Side { work, start: Nanos(start), iterations });
+        let after = u64::try_from(u128::from(own) * slowed / spread);
         start = start.saturating_add(after.unwrap_or(u64::MAX / 4));
     }
     sides

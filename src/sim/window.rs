@@ -11,8 +11,7 @@
 //!   starts once that returns true. Until then a copy must not stand in a queue that other jobs'
 //!   copies use: the holder of the window may need the link to let go of it.
 //! - When all residencies in [`Stretches::lasts`] of the stretch held have ended, call
-//!   [`Turns::let_go`].
-//! - When a job is ended from outside, call [`Turns::leave`] once nothing of it runs any more.
+//!   [`Turns::leave`]; also when a job is ended from outside, once nothing of it runs any more.
 //!
 //! The checker proves with code of its own that no job waits for ever.
 
@@ -127,33 +126,20 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// The job that holds the window.
-    #[must_use]
-    pub fn holder(&self) -> Option<usize> {
-        self.line.front().copied()
-    }
-
     /// Asks for the window. Returns whether the job holds it now. Asking again keeps its place in
     /// line.
     pub fn ask(&mut self, job: usize) -> bool {
         if !self.line.contains(&job) {
             self.line.push_back(job);
         }
-        self.holder() == Some(job)
+        self.line.front() == Some(&job)
     }
 
-    /// The holder lets go. Returns the next holder. Nothing happens if `job` does not hold the
-    /// window.
-    pub fn let_go(&mut self, job: usize) -> Option<usize> {
-        if self.holder() == Some(job) {
-            self.line.pop_front();
-        }
-        self.holder()
-    }
-
-    /// Removes a job that ends, whether it holds the window or waits for it.
-    pub fn leave(&mut self, job: usize) {
+    /// Removes a job, whether it holds the window or waits for it. Returns the job that holds the
+    /// window then.
+    pub fn leave(&mut self, job: usize) -> Option<usize> {
         self.line.retain(|&other| other != job);
+        self.line.front().copied()
     }
 }
 
@@ -171,10 +157,8 @@ mod tests {
             [turns.ask(2), turns.ask(0), turns.ask(1), turns.ask(0), turns.ask(2)],
             [true, false, false, false, true]
         );
-        assert_eq!(turns.let_go(0), Some(2));
-        assert_eq!(turns.let_go(2), Some(0));
-        turns.leave(0);
-        assert_eq!((turns.holder(), turns.ask(2), turns.let_go(1)), (Some(1), false, Some(2)));
+        assert_eq!([2, 0].map(|job| turns.leave(job)), [Some(0), Some(1)]);
+        assert_eq!((turns.ask(2), turns.leave(1), turns.leave(2)), (false, Some(2), None));
     }
 
     /// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c. a leaves after

@@ -13,7 +13,7 @@ use neap::sim::share::jobs::{self, Job};
 use neap::sim::share::lanes::Mode;
 use neap::sim::share::latency::{Latency, latencies};
 use neap::sim::share::mechanism::{self, Mechanism, Settings};
-use neap::sim::share::memory::Memory;
+use neap::sim::share::memory;
 use neap::sim::share::policy::{self, Policy};
 use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
 use neap::units::{Bytes, Nanos, saturated};
@@ -112,6 +112,8 @@ struct Run {
     outcome: Outcome,
     figures: Figures,
     latencies: Vec<Latency>,
+    /// The number of devices that hold all inference jobs at once.
+    devices: Option<usize>,
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
@@ -128,7 +130,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             "--memory-bytes: {capacity} is not a device's memory; give a size up to 1PiB, such as 16GiB"
         );
     }
-    let memory = flags.memory.as_deref().map(Memory::read).transpose()?.unwrap_or_default();
+    let memory = flags.memory.as_deref().map(memory::read).transpose()?.unwrap_or_default();
     let trace = jobs::read(&flags.jobs, &memory, flags.margin)?;
     let file = flags.jobs.display();
     if !trace.sorted {
@@ -209,6 +211,7 @@ fn simulate(
                 settings,
                 figures: outcome.figures(jobs),
                 latencies: latencies(jobs, &outcome.jobs, mechanism),
+                devices: settings.devices(jobs.iter().filter(|j| j.rate.is_some())),
                 outcome,
             });
         }
@@ -287,7 +290,7 @@ fn remarks(run: &Run, jobs: &[Job]) -> Vec<String> {
         None => {}
     }
     if let Some((mean, p99)) = worst(&run.latencies) {
-        let devices = devices(run, jobs).map_or("none".to_owned(), |d| d.to_string());
+        let devices = run.devices.map_or("none".to_owned(), |d| d.to_string());
         all.push(format!(
             "inference: requests take {mean} in the mean, {p99} at 99 %; devices for all at once: {devices}"
         ));
@@ -300,11 +303,6 @@ fn worst(all: &[Latency]) -> Option<(Nanos, Nanos)> {
     let requests: u128 = all.iter().map(|l| l.requests as u128).sum();
     let sum: u128 = all.iter().map(|l| l.requests as u128 * u128::from(l.mean.0)).sum();
     Some((Nanos(u64::try_from(sum.checked_div(requests)?).ok()?), all.iter().map(|l| l.p99).max()?))
-}
-
-/// The number of devices that hold all inference jobs at once.
-fn devices(run: &Run, jobs: &[Job]) -> Option<usize> {
-    run.settings.devices(jobs.iter().filter(|j| j.rate.is_some()))
 }
 
 /// The result under one policy and one mechanism, for `--json`.
@@ -350,7 +348,7 @@ fn figures(run: &Run, jobs: &[Job], explained: Option<usize>) -> Value {
         all["inference"] = json!({
             "mean_s": s(mean.0),
             "worst_p99_s": s(p99.0),
-            "devices": devices(run, jobs),
+            "devices": run.devices,
             "jobs": run.latencies.iter().map(requests).collect::<Value>(),
         });
     }
@@ -401,16 +399,11 @@ fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job]) -> anyhow::R
         let done = run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == Verdict::Done);
         let mut times: Vec<Nanos> = done.map(|(r, j)| r.end.saturating_sub(j.submit)).collect();
         times.sort_unstable();
-        times
+        (run.name.clone(), times)
     };
-    let times: Vec<Vec<Nanos>> = runs.iter().map(times).collect();
-    let series: Vec<(&str, &[Nanos])> =
-        runs.iter().zip(&times).map(|(run, times)| (&*run.name, &times[..])).collect();
-    let what = "time from submission to end";
-    output::write(
-        path,
-        &distribution::svg(&format!("{} jobs: {what}", jobs.len()), what, &series)?,
-    )?;
+    let (count, what) = (jobs.len(), "time from submission to end");
+    let series: Vec<_> = runs.iter().map(times).collect();
+    output::write(path, &distribution::svg(&format!("{count} jobs: {what}"), what, &series)?)?;
     for (run, path) in runs.iter().zip(plots) {
         let end = run.outcome.moments.last().map_or(Nanos::ZERO, |m| m.at);
         let mut stack = Stack::new(end);
@@ -424,7 +417,7 @@ fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job]) -> anyhow::R
             stack.add(Instant { time: moment.at, layers, reserved: layers.iter().sum() });
         }
         let lines = [Line { name: "capacity", value: run.settings.capacity }];
-        let title = format!("{} jobs, policy {}, {}", jobs.len(), run.policy, run.mechanism);
+        let title = format!("{count} jobs, policy {}, {}", run.policy, run.mechanism);
         output::write(path, &stack.svg(&title, &LAYER_NAMES, &lines, &[])?)?;
     }
     Ok(())

@@ -88,7 +88,7 @@ fn plan(graph: &Graph, events: Vec<Event>, budget: u64) -> Plan {
     let program = Program::new(graph, &latencies, &events).unwrap();
     let items = place::items(&program, &Emitted::default());
     let layout = place::place(&items.iter().map(|(item, _)| item.clone()).collect::<Vec<_>>(), 0);
-    plan.jobs[0].placements = place::placements(&program, &items, &layout);
+    plan.jobs[0].placements = place::placements(&program, &items, &layout.offsets);
     for event in &events {
         if let Event::SwapOut { tensor, .. } = event {
             plan.jobs[0].host_slots.insert(*tensor, Bytes::ZERO);

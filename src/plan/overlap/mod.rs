@@ -24,15 +24,15 @@ mod offers;
 mod search;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::budget::{Infeasible, PlanError, feasible};
+use super::budget::{Infeasible, PlanError, Planned, feasible};
 use super::together::{self, Job, Jobs, Memo, Together};
 use crate::contract::Plan;
 use crate::device::roofline;
 use crate::job::liveness::Liveness;
 use crate::sim::beside::{Shared, Work};
 use crate::sim::engine::{self, Durations};
-use crate::sim::program::Program;
 use crate::sim::rounds::Under;
 use crate::units::{Bytes, Nanos, saturated};
 use search::Options;
@@ -64,7 +64,7 @@ pub struct Overlapped {
 pub fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
     let (mut best, refused) = match feasible(together::make(jobs, memo))? {
         Ok(together) => {
-            let times = beside(jobs, &together.plan)?;
+            let times = beside(jobs, &together.parts)?;
             let held = vec![Nanos::ZERO; times.len()];
             (Some(Overlapped { together, apart: Some(times.clone()), beside: times, held }), None)
         }
@@ -93,10 +93,8 @@ pub fn minimum(jobs: &Jobs<'_>, memo: &Memo) -> Result<Overlapped, PlanError> {
     let apart = together::minimum(jobs, memo)?.plan.figures.arena_bytes;
     let devices = together::shares(jobs, memo);
     let shared = Options::new(jobs, &devices, true, memo)?.least()?;
-    let mut made = make(
-        &Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() },
-        memo,
-    )?;
+    let budget = shared.map_or(apart, |shared| apart.min(Bytes(shared)));
+    let mut made = make(&Jobs { budget, ..jobs.clone() }, memo)?;
     made.together.plan.budget = made.together.plan.figures.arena_bytes;
     Ok(made)
 }
@@ -125,26 +123,20 @@ fn cost(jobs: &Jobs<'_>, plan: &Plan, times: &[Nanos]) -> u128 {
     all.sum()
 }
 
-fn programs(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Program>, PlanError> {
-    let both = jobs.jobs.iter().zip(&plan.jobs);
-    both.map(|(job, planned)| Program::placed(job.graph, planned).map_err(defect)).collect()
-}
-
 /// The mean iteration of each job while all run beside each other.
-fn beside(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
+fn beside(jobs: &Jobs<'_>, parts: &[Arc<Planned>]) -> Result<Vec<Nanos>, PlanError> {
     let link = &jobs.device.link;
-    let programs = programs(jobs, plan)?;
-    let durations: Vec<Durations> =
-        programs.iter().map(|program| Durations::nominal(program, link)).collect();
+    let durations = parts.iter().map(|part| Durations::nominal(&part.program, link));
+    let durations: Vec<Durations> = durations.collect();
     let work = |(at, job): (usize, &Job<'_>)| Work {
-        program: &programs[at],
+        program: &parts[at].program,
         durations: &durations[at],
         utilisation: roofline::utilisation(&job.graph.operators, job.latencies, jobs.device),
     };
     let works: Vec<Under<'_>> = jobs.jobs.iter().enumerate().map(work).collect();
     let mut device = Shared::new(link);
     works.iter().enumerate().for_each(|(job, work)| device.begin(job, *work));
-    let mut times: Vec<Vec<u64>> = vec![Vec::new(); programs.len()];
+    let mut times: Vec<Vec<u64>> = vec![Vec::new(); parts.len()];
     while times.iter().any(|t| t.len() < ROUNDS) {
         let Some((job, run)) = device.until(Nanos(u64::MAX)).map_err(defect)? else { break };
         times[job].push(run.iteration.0);
@@ -162,22 +154,19 @@ fn beside(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
 }
 
 /// How long each job, alone, holds the window in an iteration.
-fn held(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
-    let held = |program: &Program| {
-        let run = engine::nominal(program, &jobs.device.link).map_err(defect)?;
+fn held(of: &Together) -> Vec<Nanos> {
+    let window = of.plan.window().map_or(0..0, |w| w.offset.0..(w.offset + w.bytes).0);
+    let held = |part: &Arc<Planned>| {
         let mut stretches: BTreeMap<usize, (Nanos, Nanos)> = BTreeMap::new();
-        for r in &program.residencies {
-            let stretch = program.stretches.at(r.begin).filter(|_| inside(plan, r.offset));
+        for r in &part.program.residencies {
+            let inside = r.offset.is_some_and(|at| window.contains(&at.0));
+            let stretch = part.program.stretches.at(r.begin).filter(|_| inside);
             let Some(stretch) = stretch else { continue };
-            let (from, until) = engine::life(r, &run);
+            let (from, until) = engine::life(r, &part.run);
             let all = stretches.entry(stretch).or_insert((from, until));
             *all = (all.0.min(from), all.1.max(until));
         }
-        Ok(stretches.values().map(|(from, until)| until.saturating_sub(*from)).sum())
+        stretches.values().map(|(from, until)| until.saturating_sub(*from)).sum()
     };
-    programs(jobs, plan)?.iter().map(held).collect()
-}
-
-fn inside(plan: &Plan, offset: Option<Bytes>) -> bool {
-    plan.window().zip(offset).is_some_and(|(w, o)| o >= w.offset && o < w.offset + w.bytes)
+    of.parts.iter().map(held).collect()
 }

@@ -7,11 +7,11 @@ use super::offers::{Choice, Offer, choices};
 use super::{Overlapped, beside, cost, defect, held};
 use crate::budget::{PlanError, Planned};
 use crate::compact::{CompactSort, Gather};
-use crate::contract::{Placement, Plan, Window};
+use crate::contract::Window;
 use crate::device::Profile;
 use crate::method::Method;
 use crate::place::{self, Item};
-use crate::sim::engine::{self, Run};
+use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::sim::window;
 use crate::together::{self, Jobs, Memo, Together};
@@ -49,15 +49,9 @@ type Division = Vec<usize>;
 /// A division with addresses.
 struct Laid {
     bytes: u64,
-    /// The bytes of each job's own part.
-    own: Vec<u64>,
-    parts: Vec<Arc<Planned>>,
     /// Its plans, which differ in when the window is handed over.
-    plans: Vec<Timed>,
+    plans: Vec<Together>,
 }
-
-/// A plan, and each job's program and its run alone.
-type Timed = (Plan, Vec<(Program, Run)>);
 
 impl<'a> Options<'a> {
     /// The choices with or without the smallest plan of every job, which takes longest to find.
@@ -77,7 +71,7 @@ impl<'a> Options<'a> {
             }
             known.push(key);
             all.of.push(all.choices.len());
-            let choices = choices(&job.request(device, jobs.budget, jobs), least, memo)?;
+            let choices = choices(&jobs.request(job, device, jobs.budget), least, memo)?;
             let offers = choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick));
             all.offers.push(offers.collect());
             all.choices.push(choices);
@@ -157,14 +151,12 @@ impl<'a> Options<'a> {
 
     /// The smallest arena.
     pub(super) fn least(&self) -> Result<Option<u64>, PlanError> {
-        let (mut least, mut layouts): (Option<u64>, _) = (None, BTreeMap::new());
+        let (mut arenas, mut layouts) = (Vec::new(), BTreeMap::new());
         for size in self.sizes() {
             let laid = self.lay(&self.smallest(size), &mut layouts)?;
-            if let Some(laid) = laid.filter(|laid| !laid.plans.is_empty()) {
-                least = Some(least.map_or(laid.bytes, |l| l.min(laid.bytes)));
-            }
+            arenas.extend(laid.filter(|laid| !laid.plans.is_empty()).map(|laid| laid.bytes));
         }
-        Ok(least)
+        Ok(arenas.into_iter().min())
     }
 
     /// Searches for divisions that are faster than the best so far. Returns whether the host's
@@ -198,40 +190,27 @@ impl<'a> Options<'a> {
                         continue;
                     }
                     seen.insert(division);
-                    for (plan, runs) in laid.plans {
+                    for together in laid.plans {
+                        let plan = &together.plan;
                         if plan.figures.pinned_bytes > jobs.device.pinned_bytes {
                             pinned = true;
                             continue;
                         }
-                        // No job is faster beside others than alone.
-                        let alone: Vec<Nanos> = runs.iter().map(|(_, run)| run.iteration).collect();
-                        let best_cost = best.as_ref().map(|b| cost(jobs, &plan, &b.beside));
+                        let best_cost = best.as_ref().map(|b| cost(jobs, plan, &b.beside));
                         let slower = |times: &[Nanos]| {
-                            best_cost.is_some_and(|best| cost(jobs, &plan, times) >= best)
+                            best_cost.is_some_and(|best| cost(jobs, plan, times) >= best)
                         };
+                        // No job is faster beside others than alone.
+                        let alone = together.parts.iter().map(|part| part.run.iteration);
+                        let alone: Vec<Nanos> = alone.collect();
                         if slower(&alone) {
                             continue;
                         }
-                        let times = beside(jobs, &plan)?;
+                        let times = beside(jobs, &together.parts)?;
                         if slower(&times) {
                             continue;
                         }
-                        let mut parts = laid.parts.clone();
-                        for ((part, own), (program, run)) in
-                            parts.iter_mut().zip(&laid.own).zip(runs)
-                        {
-                            let part = Arc::make_mut(part);
-                            let figures = &mut part.plan.figures;
-                            let gained = part.run.iteration - run.iteration;
-                            figures.arena_bytes = Bytes(*own);
-                            figures.iteration_ns = run.iteration;
-                            figures.first_iteration_ns =
-                                figures.first_iteration_ns.saturating_sub(gained);
-                            figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
-                            (part.program, part.run) = (program, run);
-                        }
-                        let held = held(jobs, &plan)?;
-                        let (together, apart) = (Together { plan, parts }, apart.clone());
+                        let (held, apart) = (held(&together), apart.clone());
                         *best = Some(Overlapped { together, beside: times, apart, held });
                     }
                     break;
@@ -253,23 +232,22 @@ impl<'a> Options<'a> {
         }
         let picked: Vec<&Layout> =
             self.of.iter().zip(division).map(|(&of, &i)| &layouts[&(of, i)]).collect();
-        let own: Vec<u64> = picked.iter().map(|l| l.1[0]).collect();
-        let offset = own.iter().copied().fold(0, u64::saturating_add);
+        let offset = picked.iter().map(|l| l.1[0]).fold(0, u64::saturating_add);
         let size = picked.iter().map(|l| l.1[1]).max().unwrap_or(0);
         if size == 0 {
             return Ok(None);
         }
         let part = |(job, &i): (usize, &usize)| Arc::clone(&self.choice(job, i).planned);
         let parts: Vec<Arc<Planned>> = division.iter().enumerate().map(part).collect();
-        let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
+        let mut plans: Vec<Together> = Vec::new();
         for gap in GAPS {
-            if let Some(plan) = self.plan(division, &picked, &laid, (offset, size), gap)?
-                && !laid.plans.iter().any(|other| other.0.jobs == plan.0.jobs)
+            if let Some(made) = self.plan(division, &picked, &parts, (offset, size), gap)?
+                && !plans.iter().any(|other| other.plan.jobs == made.plan.jobs)
             {
-                laid.plans.push(plan);
+                plans.push(made);
             }
         }
-        Ok(Some(laid))
+        Ok(Some(Laid { bytes: offset.saturating_add(size), plans }))
     }
 
     /// The plan with a window of this offset and size; `None` if handing the window over makes a
@@ -278,39 +256,29 @@ impl<'a> Options<'a> {
         &self,
         division: &Division,
         picked: &[&Layout],
-        laid: &Laid,
+        alone: &[Arc<Planned>],
         window: (u64, u64),
         gap: Option<u64>,
-    ) -> Result<Option<Timed>, PlanError> {
-        let mut plan = together::joined(self.jobs, &laid.parts);
+    ) -> Result<Option<Together>, PlanError> {
+        let mut plan = together::joined(self.jobs, alone);
         let (mut base, mut peaks, mut peak) = (0, [0, 0], 0);
-        let mut runs = Vec::with_capacity(plan.jobs.len());
+        let mut parts = Vec::with_capacity(plan.jobs.len());
         let mut gained = Nanos::ZERO;
         for (index, job) in plan.jobs.iter_mut().enumerate() {
-            let (choice, offsets) = (self.choice(index, division[index]), &picked[index].0);
+            let (choice, (offsets, heights)) = (self.choice(index, division[index]), picked[index]);
             let shared = &self.offer(index, division[index]).shared;
-            let mut placements: Vec<(u32, Placement)> = Vec::with_capacity(choice.shapes.len());
-            for (i, shape) in choice.shapes.iter().enumerate() {
-                if let (Some(&(from, _)), Some(&r)) =
-                    (shape.item.spans.last(), shape.residencies.last())
-                {
-                    let offset = Bytes(offsets[i] + if shared[i] { window.0 } else { base });
-                    placements.push((
-                        from,
-                        Placement { place: choice.planned.program.residencies[r].place, offset },
-                    ));
-                }
-            }
-            placements.compact_sort_by_key(|(from, placement)| (*from, placement.place));
-            job.placements = placements.into_iter().map(|p| p.1).collect();
-            let shapes = choice.shapes.iter().zip(shared).filter(|(_, shared)| **shared);
-            let inside: BTreeSet<usize> = shapes.map(|(shape, _)| shape.residencies[0]).gather();
+            let base_of = |shared: bool| if shared { window.0 } else { base };
+            let offsets = offsets.iter().zip(shared).map(|(at, shared)| at + base_of(*shared));
+            let offsets: Vec<u64> = offsets.collect();
+            job.placements = place::placements(&choice.planned.program, &choice.items, &offsets);
+            let items = choice.items.iter().zip(shared).filter(|(_, shared)| **shared);
+            let inside: BTreeSet<usize> = items.map(|(item, _)| item.1[0]).gather();
             if !inside.is_empty() {
                 let hands_over_after = hand_overs(&choice.planned, &inside, gap);
                 let (offset, bytes) = (Bytes(window.0), Bytes(window.1));
                 job.window = Some(Window { offset, bytes, hands_over_after });
             }
-            base += laid.own[index];
+            base += heights[0];
             let program = Program::placed(self.jobs.jobs[index].graph, job).map_err(defect)?;
             let Ok(run) = engine::nominal(&program, &self.jobs.device.link) else {
                 return Ok(None);
@@ -319,7 +287,6 @@ impl<'a> Options<'a> {
             if run.iteration > choice.planned.run.iteration {
                 return Ok(None);
             }
-            gained += choice.planned.run.iteration - run.iteration;
             for (side, most) in peaks.iter_mut().enumerate() {
                 let (mut some, mut index) = (program.clone(), 0..);
                 some.residencies.retain(|_| {
@@ -328,29 +295,35 @@ impl<'a> Options<'a> {
                 let load = engine::peak(&engine::memory(&some, &run)).0;
                 *most = if side == 0 { *most + load } else { load.max(*most) };
             }
-            peak += engine::peak(&engine::memory(&program, &run)).0;
-            runs.push((program, run));
+            let mut part = Planned::clone(&choice.planned);
+            let (faster, figures) = (part.run.iteration - run.iteration, &mut part.plan.figures);
+            figures.arena_bytes = Bytes(heights[0]);
+            figures.iteration_ns = run.iteration;
+            figures.first_iteration_ns = figures.first_iteration_ns.saturating_sub(faster);
+            figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
+            (peak, gained) = (peak + figures.peak_bytes.0, gained + faster);
+            (part.program, part.run) = (program, run);
+            parts.push(Arc::new(part));
         }
         plan.figures.iteration_ns = plan.figures.iteration_ns.saturating_sub(gained);
         plan.figures.first_iteration_ns = plan.figures.first_iteration_ns.saturating_sub(gained);
-        plan.figures.arena_bytes = Bytes(laid.bytes);
+        plan.figures.arena_bytes = Bytes(window.0.saturating_add(window.1));
         plan.figures.peak_bytes = Bytes(peak.min(peaks[0] + peaks[1]));
-        Ok(Some((plan, runs)))
+        Ok(Some(Together { plan, parts }))
     }
 }
 
 /// Addresses of the items of a plan's own part, and of those in the window, both from 0.
 fn place_both(choice: &Choice, offer: &Offer) -> Layout {
-    let mut offsets = vec![0; choice.shapes.len()];
+    let mut offsets = vec![0; choice.items.len()];
     let mut heights = [0, 0];
     for (side, height) in heights.iter_mut().enumerate() {
-        let mine =
-            |&i: &usize| usize::from(offer.shared[i]) == side && choice.shapes[i].item.bytes > 0;
-        let which: Vec<usize> = (0..choice.shapes.len()).filter(mine).collect();
+        let mine = |&i: &usize| usize::from(offer.shared[i]) == side && choice.items[i].0.bytes > 0;
+        let which: Vec<usize> = (0..choice.items.len()).filter(mine).collect();
         if which.is_empty() {
             continue;
         }
-        let items: Vec<Item> = which.iter().map(|&i| choice.shapes[i].item.clone()).collect();
+        let items: Vec<Item> = which.iter().map(|&i| choice.items[i].0.clone()).collect();
         let layout = place::place(&items, [offer.own, offer.window][side]);
         which.iter().zip(&layout.offsets).for_each(|(&i, &offset)| offsets[i] = offset);
         *height = layout.height;

@@ -23,7 +23,7 @@ mod technique;
 mod within_run;
 
 pub use least::{Least, Within, least, within};
-pub use program::{items, placements};
+pub use program::{items, placements, tied};
 
 /// An item that needs an address.
 #[derive(Clone, Debug, PartialEq, Eq)]

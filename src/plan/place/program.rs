@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Item, Layout};
+use super::Item;
 use crate::compact::CompactSort;
 use crate::contract::{Place, Placement};
 use crate::emit::Emitted;
-use crate::sim::program::{Begin, Direction, Program};
+use crate::sim::program::{Begin, Direction, Program, Residency};
 use crate::units::{BLOCK, Bytes};
 
 const _: () =
@@ -40,9 +40,7 @@ pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
             started[at] = before;
         }
     }
-    let mut items: Vec<(Item, Vec<usize>)> = Vec::with_capacity(program.residencies.len());
-    let mut starts: BTreeMap<u32, usize> = BTreeMap::new();
-    for (index, r) in program.residencies.iter().enumerate() {
+    tied(program, |_, r| {
         let from = match r.begin {
             Begin::Iteration => 0,
             Begin::Step(s) => position(s),
@@ -61,29 +59,44 @@ pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
         if r.stays {
             until = end_of_iteration + 1;
         }
+        (from, until)
+    })
+}
+
+/// The items of a program with these spans of residencies, which may share an offset: a tensor that
+/// leaves and comes back to stay has one address for both.
+pub fn tied(
+    program: &Program,
+    span: impl Fn(usize, &Residency) -> (u32, u32),
+) -> Vec<(Item, Vec<usize>)> {
+    let mut items: Vec<(Item, Vec<usize>)> = Vec::with_capacity(program.residencies.len());
+    let mut starts: BTreeMap<u32, usize> = BTreeMap::new();
+    for (index, r) in program.residencies.iter().enumerate() {
+        let span = span(index, r);
         let tied = r.tensor.filter(|_| r.stays).and_then(|t| starts.get(&t.0).copied());
         if let Some(first) = tied {
-            items[first].0.spans.push((from, until));
+            items[first].0.spans.push(span);
             items[first].1.push(index);
         } else {
             if let (Some(t), Begin::Iteration) = (r.tensor, r.begin) {
                 starts.insert(t.0, items.len());
             }
-            items.push((Item::new(r.bytes.0, vec![(from, until)]), vec![index]));
+            items.push((Item::new(r.bytes.0, vec![span]), vec![index]));
         }
     }
     items
 }
 
-/// The placements of a layout, in the order in which residencies take over shared bytes.
+/// The placements of items at these offsets, in the order in which residencies take over shared
+/// bytes.
 #[must_use]
 pub fn placements(
     program: &Program,
     items: &[(Item, Vec<usize>)],
-    layout: &Layout,
+    offsets: &[u64],
 ) -> Vec<Placement> {
     let mut all: Vec<(u32, Place, u64)> = Vec::with_capacity(program.residencies.len());
-    for ((item, residencies), &offset) in items.iter().zip(&layout.offsets) {
+    for ((item, residencies), &offset) in items.iter().zip(offsets) {
         // For a tensor that leaves and comes back to stay, its place in the list is that of its
         // return.
         if let (Some(&(from, _)), Some(&r)) = (item.spans.last(), residencies.last()) {
@@ -97,7 +110,7 @@ pub fn placements(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::program::{Copy, Residency, Step};
+    use crate::sim::program::{Copy, Step};
     use crate::sim::window::Stretches;
     use crate::units::{Nanos, OpId, TensorId};
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Jobs, Made, Memo, PlanError, Planned, Share};
+use super::{Jobs, Memo, PlanError, Planned, Share, Together};
 
 /// The shares of its tensors to which a job above its limit is held, one after the other, in
 /// thousandths.
@@ -17,8 +17,8 @@ const STEPS: [u32; 9] = [800, 650, 500, 350, 250, 150, 100, 50, 0];
 pub(super) fn within(
     jobs: &Jobs<'_>,
     memo: &Memo,
-    make: impl Fn(&Jobs<'_>, &Memo) -> Result<Made, PlanError>,
-) -> Result<Made, PlanError> {
+    make: impl Fn(&Jobs<'_>, &Memo) -> Result<Together, PlanError>,
+) -> Result<Together, PlanError> {
     let mut asked = jobs.clone();
     let mut steps = vec![STEPS.iter(); jobs.jobs.len()];
     loop {

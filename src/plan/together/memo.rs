@@ -1,7 +1,6 @@
 //! Plans of single jobs that are made once and looked up afterwards.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Job;
@@ -24,8 +23,6 @@ pub struct Memo {
     on_device: Once<(usize, Bytes), Result<Pair, PlanError>>,
     /// What is known of each graph, by its hash.
     known: Once<String, Known>,
-    /// How many graphs are known.
-    graphs: AtomicUsize,
     /// The planners that were asked, by number.
     methods: Mutex<Vec<Method>>,
     /// Whether targets, link rates and host memory are rounded.
@@ -35,23 +32,15 @@ pub struct Memo {
 }
 
 /// A plan for a slower link, and the same on the device.
-type Pair = (Arc<Planned>, Arc<Planned>);
+type Pair = [Arc<Planned>; 2];
 
-/// Values that are computed once. A thread that asks for a value while another computes it waits.
-#[derive(Debug)]
-struct Once<K, V>(Mutex<BTreeMap<K, Arc<OnceLock<V>>>>);
+/// Values that are computed once.
+type Once<K, V> = Mutex<BTreeMap<K, Arc<OnceLock<V>>>>;
 
-impl<K, V> Default for Once<K, V> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<K: Ord, V: Clone> Once<K, V> {
-    fn get(&self, key: K, make: impl FnOnce() -> V) -> V {
-        let slot = Arc::clone(locked(&self.0).entry(key).or_default());
-        slot.get_or_init(make).clone()
-    }
+/// The value for a key. A thread that asks for it while another computes it waits.
+fn once<K: Ord, V: Clone>(all: &Once<K, V>, key: K, make: impl FnOnce() -> V) -> V {
+    let slot = Arc::clone(locked(all).entry(key).or_default());
+    slot.get_or_init(make).clone()
 }
 
 /// No code panics while it holds one of these locks for a change in parts.
@@ -65,8 +54,6 @@ const GRID: u64 = 16;
 /// What is known of a job before it is planned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
-    /// Numbers graphs in the order in which they were asked for.
-    number: usize,
     pub(super) peak: Bytes,
     pub(super) floor: Bytes,
     pub(super) utilisation: u32,
@@ -81,8 +68,8 @@ impl Known {
     }
 }
 
-/// The graph's and the planner's number, the effort, host memory and the link's rates, target.
-type Key = (usize, usize, Effort, [u64; 5], u64);
+/// The graph's hash and the planner's number, the effort, host memory and the link's rates, target.
+type Key = (String, usize, Effort, [u64; 5], u64);
 
 /// How a plan was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -125,7 +112,7 @@ impl Memo {
     /// How many plans of single jobs were made.
     #[must_use]
     pub fn made(&self) -> usize {
-        locked(&self.made.0).len()
+        locked(&self.made).len()
     }
 
     /// A link's rate on the grid, in thousandths: each is four fifths of the one above.
@@ -155,10 +142,9 @@ impl Memo {
     }
 
     fn of(&self, hash: &str, graph: &Graph, latencies: &[Latency], device: &Profile) -> Known {
-        self.known.get(hash.to_owned(), || {
+        once(&self.known, hash.to_owned(), || {
             let liveness = Liveness::of(graph);
             Known {
-                number: self.graphs.fetch_add(1, Ordering::Relaxed),
                 peak: liveness.peak,
                 floor: liveness.floor,
                 utilisation: roofline::utilisation(&graph.operators, latencies, device),
@@ -237,8 +223,8 @@ impl Memo {
         part: &Arc<Planned>,
     ) -> Result<Arc<Planned>, PlanError> {
         let key = (Arc::as_ptr(part).addr(), request.budget);
-        let make = || Ok((Arc::clone(part), Arc::new(budget::on_device(request, part)?)));
-        Ok(self.on_device.get(key, make)?.1)
+        let make = || Ok([Arc::clone(part), Arc::new(budget::on_device(request, part)?)]);
+        once(&self.on_device, key, make).map(|[_, on_device]| on_device)
     }
 
     fn method(&self, method: &Method) -> usize {
@@ -259,8 +245,8 @@ impl Memo {
         let Link { h2d, d2h, h2d_contended, d2h_contended, .. } = request.device.link;
         let pinned = request.device.pinned_bytes.0;
         let seen = [pinned, h2d, d2h, h2d_contended, d2h_contended];
-        let (graph, method) = (self.of_request(request).number, self.method(&request.method));
+        let (graph, method) = (request.file.1.clone(), self.method(&request.method));
         let key = (graph, method, effort, seen, request.budget.0);
-        self.made.get(key, || budget::feasible(make(request).map(Arc::new)))
+        once(&self.made, key, || budget::feasible(make(request).map(Arc::new)))
     }
 }

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use super::{Infeasible, Job, Jobs, Made, Memo, PlanError, by_peak, shares, ways};
+use super::{Infeasible, Job, Jobs, Memo, PlanError, Together, by_peak, shares, ways};
 use crate::budget;
 use crate::device::Profile;
 use crate::method::Method;
@@ -29,42 +29,41 @@ pub fn is_static(method: &Method) -> bool {
 }
 
 /// The plan of all jobs within the budget; `None` where the planners are others.
-pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Option<Result<Made, PlanError>> {
+pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Option<Result<Together, PlanError>> {
     let all = |is: fn(&Method) -> bool| jobs.jobs.iter().all(|job| is(&job.method));
-    let several = jobs.jobs.len() > 1;
     if all(is_static) {
         return Some(each(jobs, memo, &vec![jobs.budget; jobs.jobs.len()]));
     }
-    if several && all(|method| matches!(method, Method::Capuchin(_))) {
+    if jobs.jobs.len() > 1 && all(|method| matches!(method, Method::Capuchin(_))) {
         let even = by_peak(jobs, jobs.budget, memo);
         return Some(each(jobs, memo, &even));
     }
-    several.then(|| options(jobs)).flatten().map(|options| tensile(jobs, memo, options))
+    options(jobs).map(|options| tensile(jobs, memo, options))
 }
 
 /// TENSILE's plan of all jobs with the smallest arena that its search reaches; `None` where the
 /// planners are others.
-pub(super) fn least(jobs: &Jobs<'_>, memo: &Memo) -> Option<Result<Made, PlanError>> {
-    let several = jobs.jobs.len() > 1;
-    let options = several.then(|| options(jobs)).flatten()?;
+pub(super) fn least(jobs: &Jobs<'_>, memo: &Memo) -> Option<Result<Together, PlanError>> {
+    let options = options(jobs)?;
     Some(attempt(jobs, &shares(jobs, memo), &options, 0).map(|(_, made)| made))
 }
 
-/// TENSILE's switches for each job.
+/// TENSILE's switches for each of several jobs.
 fn options(jobs: &Jobs<'_>) -> Option<Vec<tensile::Options>> {
+    let several = jobs.jobs.len() > 1;
     let one = |job: &Job<'_>| match &job.method {
-        Method::Tensile(options) => Some(options.clone()),
+        Method::Tensile(options) if several => Some(options.clone()),
         _ => None,
     };
     jobs.jobs.iter().map(one).collect()
 }
 
 /// Each job by itself within its part.
-fn each(jobs: &Jobs<'_>, memo: &Memo, within: &[Bytes]) -> Result<Made, PlanError> {
+fn each(jobs: &Jobs<'_>, memo: &Memo, within: &[Bytes]) -> Result<Together, PlanError> {
     let devices = shares(jobs, memo);
     let mut parts = Vec::with_capacity(within.len());
     for (index, (job, device)) in jobs.jobs.iter().zip(&devices).enumerate() {
-        let request = job.request(device, within[index], jobs);
+        let request = jobs.request(job, device, within[index]);
         let unplanned = memo.unplanned(&request)?;
         // A policy that knows a budget leaves a job alone that fits.
         if !is_static(&job.method) && unplanned.plan.figures.arena_bytes <= within[index] {
@@ -84,11 +83,9 @@ fn each(jobs: &Jobs<'_>, memo: &Memo, within: &[Bytes]) -> Result<Made, PlanErro
             }
         }
     }
-    let made = Made::of(ways::by_priority(jobs, parts));
-    if made.arena() <= jobs.budget {
-        return Ok(made);
-    }
-    Err(refusal(jobs, memo, made.arena()))
+    let made = Together::of(jobs, ways::by_priority(jobs, parts));
+    let arena = made.plan.figures.arena_bytes;
+    if arena <= jobs.budget { Ok(made) } else { Err(refusal(jobs, memo, arena)) }
 }
 
 fn floor(jobs: &Jobs<'_>, memo: &Memo) -> Bytes {
@@ -109,7 +106,7 @@ fn tensile(
     jobs: &Jobs<'_>,
     memo: &Memo,
     options: Vec<tensile::Options>,
-) -> Result<Made, PlanError> {
+) -> Result<Together, PlanError> {
     let devices = shares(jobs, memo);
     let budget = jobs.budget.0 / 512 * 512;
     // Plans without early and late copies are easier to place.
@@ -120,7 +117,7 @@ fn tensile(
         let mut target = budget;
         for time in 0..TIGHTENINGS {
             let (peak, made) = attempt(jobs, &devices, options, target)?;
-            let arena = made.arena();
+            let arena = made.plan.figures.arena_bytes;
             if arena.0 <= budget {
                 return Ok(made);
             }
@@ -141,7 +138,7 @@ fn attempt<'a>(
     devices: &'a [Profile],
     options: &[tensile::Options],
     target: u64,
-) -> Result<(Bytes, Made), PlanError> {
+) -> Result<(Bytes, Together), PlanError> {
     let given = |(job, device): (&Job<'a>, &'a Profile)| Given {
         graph: job.graph,
         latencies: job.latencies,
@@ -155,8 +152,8 @@ fn attempt<'a>(
     let decided = tensile::together(&given, options, target);
     for ((job, device), decision) in jobs.jobs.iter().zip(devices).zip(decided) {
         peak = peak.saturating_add(decision.peak.1);
-        let request = job.request(device, jobs.budget, jobs);
+        let request = jobs.request(job, device, jobs.budget);
         parts.push(Arc::new(budget::written(&request, decision.emitted)?));
     }
-    Ok((Bytes(peak), Made::of(ways::by_priority(jobs, parts))))
+    Ok((Bytes(peak), Together::of(jobs, ways::by_priority(jobs, parts))))
 }

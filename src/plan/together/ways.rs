@@ -22,7 +22,7 @@
 use std::sync::Arc;
 
 use super::memo::Known;
-use super::{Job, Jobs, Made, Memo, by_peak, parts, shares, sum};
+use super::{Job, Jobs, Memo, Together, by_peak, parts, shares, sum};
 use crate::budget::{Infeasible, PlanError, Planned, feasible};
 use crate::compact::CompactSort;
 use crate::device::Profile;
@@ -30,7 +30,7 @@ use crate::method::{Method, SMALL};
 use crate::sim::beside::Work;
 use crate::sim::engine::Durations;
 use crate::sim::program::Program;
-use crate::sim::rounds::{self, Party, Round};
+use crate::sim::rounds::{self, Round};
 use crate::units::{Bytes, Nanos, saturated, scaled};
 use crate::{neap, tensile};
 
@@ -60,7 +60,7 @@ impl Way {
 ///
 /// # Errors
 /// As [`super::make`].
-pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
+pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
     let rounds = Rounds::new(jobs, memo);
     let ways = ways(jobs, &rounds.known, memo);
     let several = ways.len() > 1;
@@ -108,7 +108,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     }
     let best = found.remove(0);
     if !several {
-        return Ok(Made::of(by_priority(jobs, best.2)));
+        return Ok(Together::of(jobs, by_priority(jobs, best.2)));
     }
     found.retain(|(cost, ..)| *cost <= best.0 + best.0 / NEAR);
     let others = if memo.is_coarse() { 0 } else { OTHERS };
@@ -119,8 +119,9 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Made, PlanError> {
     } else {
         level(&rounds, way, divide(&rounds, way, mixed, memo)?, memo)?
     };
-    let way = way.name().map(str::to_owned);
-    Ok(Made { parts: by_priority(jobs, divided), way })
+    let mut made = Together::of(jobs, by_priority(jobs, divided));
+    made.plan.options.extend(way.name().map(|name| ("way".to_owned(), name.to_owned())));
+    Ok(made)
 }
 
 /// The arenas of a way's jobs, and whether they are planned with little effort; `None` for the
@@ -270,7 +271,7 @@ fn planned(
             None => parts(&asked, &devices, memo)?,
             Some((arenas, quick)) => {
                 let parts = memo.each(arenas.len(), |index| {
-                    let request = asked.jobs[index].request(&devices[index], arenas[index], jobs);
+                    let request = asked.request(&asked.jobs[index], &devices[index], arenas[index]);
                     let part = if quick { memo.once(&request)? } else { memo.plan(&request)? };
                     part.map_err(PlanError::Infeasible)
                 });
@@ -281,7 +282,7 @@ fn planned(
             return Ok(made);
         }
         let back = memo.each(made.len(), |index| {
-            let request = asked.jobs[index].request(jobs.device, jobs.budget, jobs);
+            let request = asked.request(&asked.jobs[index], jobs.device, jobs.budget);
             memo.on_device(&request, &made[index])
         });
         back.into_iter().collect()
@@ -333,12 +334,11 @@ impl<'j, 'a> Rounds<'j, 'a> {
         let link = &self.jobs.device.link;
         let durations: Vec<Durations> =
             programs.iter().map(|program| Durations::nominal(program, link)).collect();
-        let party = |(index, &Known { utilisation, own, .. }): (usize, &Known)| {
-            let (program, durations) = (programs[index], &durations[index]);
-            Party { work: Work { program, durations, utilisation }, own }
+        let job = |(index, &Known { utilisation, own, .. }): (usize, &Known)| {
+            (Work { program: programs[index], durations: &durations[index], utilisation }, own)
         };
-        let parties: Vec<Party<'_>> = self.known.iter().enumerate().map(party).collect();
-        rounds::round(&parties, link, self.short).map_err(|e| PlanError::Defect(e.to_string()))
+        let jobs: Vec<_> = self.known.iter().enumerate().map(job).collect();
+        rounds::round(&jobs, link, self.short).map_err(|e| PlanError::Defect(e.to_string()))
     }
 
     fn beside(&self, programs: &[&Program]) -> Result<Vec<Nanos>, PlanError> {

@@ -47,11 +47,8 @@ impl Windows {
     /// The job lets go of its lane's window, or no longer waits for it.
     pub fn let_go(&self, (lane, job): Member) {
         let mut lines = self.lines();
-        if let Some(line) = lines.get_mut(&lane) {
-            line.leave(job as usize);
-            if line.holder().is_none() {
-                lines.remove(&lane);
-            }
+        if lines.get_mut(&lane).is_some_and(|line| line.leave(job as usize).is_none()) {
+            lines.remove(&lane);
         }
         self.changed.notify_all();
     }

@@ -8,9 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::compact::Gather;
-#[cfg(test)]
-use crate::sim::share::check::Picture;
-use crate::sim::share::lanes::{JobId, Join, LaneId, Lanes, Mode};
+use crate::sim::share::lanes::{Held, JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
 use crate::sim::share::memory::Need;
 use crate::units::Bytes;
@@ -41,18 +39,14 @@ pub enum Entry {
 /// Lanes and their addresses.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    lanes: Lanes,
-    layout: Layout,
+    pub lanes: Lanes,
+    pub layout: Layout,
 }
 
 impl Memory {
     /// An empty arena with at most `most` lanes.
     pub fn new(arena: Bytes, most: usize) -> Self {
         Self { lanes: Lanes::new(arena, Mode::Neap, most), layout: Layout::new(arena) }
-    }
-
-    pub fn lanes(&self) -> &Lanes {
-        &self.lanes
     }
 
     /// Admits a job, unless the memory of a job that is not in `out` would have to move.
@@ -82,23 +76,12 @@ impl Memory {
 
     /// The addresses of every job.
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
-        let spot = |(job, _, lane): (JobId, Bytes, Option<(LaneId, Bytes)>)| {
-            let (lane, need) = lane?;
+        let spot = |(&job, held): (&JobId, &Held)| {
+            let (lane, need) = held.1?;
             let persistent = self.layout.at(Item::Persistent(job))?;
-            let end = self.layout.at(Item::Lane(lane))? + self.lanes.lane(lane)?.size;
+            let end = self.layout.at(Item::Lane(lane))? + self.lanes.lanes().get(&lane)?.size;
             Some((job, Spot { persistent, ephemeral: end - need, lane }))
         };
-        self.lanes.residents().filter_map(spot).gather()
-    }
-
-    /// The bytes in use: persistent memory and lanes.
-    pub fn used(&self) -> Bytes {
-        self.lanes.used()
-    }
-
-    /// The state of the memory, for the checker, with the jobs' needs.
-    #[cfg(test)]
-    pub fn picture(&self, need: impl Fn(JobId) -> Need) -> Picture {
-        self.lanes.picture(self.lanes.capacity(), need, |item| self.layout.at(item))
+        self.lanes.residents().iter().filter_map(spot).gather()
     }
 }

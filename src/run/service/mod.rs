@@ -135,7 +135,7 @@ pub enum ServiceError {
 enum Message {
     Progress(JobId, Progress),
     Request(Request),
-    Planned(u64, Box<Made>),
+    Planned(Box<Made>),
 }
 
 /// The messages to the service, from its jobs and from other threads.
@@ -244,7 +244,7 @@ pub fn serve(
             started: Instant::now(),
             records: Records::default(),
             feedback: Feedback::new(options.device, options.threshold_per_mille),
-            planning: None,
+            is_planning: false,
             why: Vec::new(),
             asked: 0,
             planned_for: 0,
@@ -254,7 +254,7 @@ pub fn serve(
         }
         service.ready()?;
         service.run(notice);
-        Ok(service.records.report(service.options.arena))
+        Ok(Report { arena_bytes: service.options.arena, ..service.records.report })
     })
 }
 
@@ -269,8 +269,8 @@ struct Service<'scope, 'env> {
     started: Instant,
     records: Records,
     feedback: Feedback,
-    /// The planning that runs in the background: its number, the jobs that it plans, and why.
-    planning: Option<(u64, Vec<JobId>, Vec<String>)>,
+    /// Whether all jobs are being planned in the background.
+    is_planning: bool,
     /// Why jobs are planned next.
     why: Vec<String>,
     /// How many times the set of jobs has changed, now and when the plans in use were made.
@@ -378,17 +378,21 @@ impl<'env> Service<'_, 'env> {
             Message::Progress(id, Progress::Ran(measured)) => {
                 let took = measured.iteration;
                 self.scheduler.ran(id, took);
-                self.records.ran(id, took, now);
+                let report = self.records.note(id, now, "ran");
+                report.iterations += 1;
+                report.service_ns += took;
                 notice(Notice::Iteration);
                 self.learn(id, &measured);
             }
             Message::Progress(id, Progress::Left) => {
                 self.scheduler.left(id);
-                self.records.left(id, now);
+                self.records.note(id, now, "leave").sent_out += 1;
             }
             Message::Progress(id, Progress::Ended(outcome, whole)) => {
                 let verdict = if whole { Verdict::Done } else { Verdict::Stopped };
-                self.records.outcome(id, *outcome);
+                let touched = &mut self.records.report.touched_peak_bytes;
+                *touched = outcome.peak_bytes.max(*touched);
+                self.records.of(id).outcome = *outcome;
                 self.gone(id, verdict, notice);
             }
             Message::Progress(id, Progress::Failed(error)) => {
@@ -410,11 +414,11 @@ impl<'env> Service<'_, 'env> {
                     Some(id) if self.seats[id].stage == Stage::There => {
                         self.scheduler.stop(id32(id))
                     }
-                    Some(id) => drop(self.seats[id].commands.send(Command::Stop)),
+                    Some(id) => drop(self.seats[id].commands.send((Order::Stop, None))),
                     None => notice(Notice::Unknown(&name)),
                 }
             }
-            Message::Planned(number, made) => self.planned(number, *made, notice),
+            Message::Planned(made) => self.planned(*made, notice),
         }
     }
 
@@ -433,11 +437,11 @@ impl<'env> Service<'_, 'env> {
     /// Asks the scheduler for decisions, and sends its orders to the jobs.
     fn decide(&mut self, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
-        for order in self.scheduler.decide(now) {
-            let (id, command) = match order {
-                Order::Enter(id, spot, plan) => {
-                    let seat = &mut self.seats[id as usize];
-                    let newer = (seat.follows != plan).then(|| Box::new(seat.plans[plan].clone()));
+        for (id, order) in self.scheduler.decide(now) {
+            let (seat, mut newer) = (&mut self.seats[id as usize], None);
+            match order {
+                Order::Enter(_, plan) => {
+                    newer = (seat.follows != plan).then(|| Box::new(seat.plans[plan].clone()));
                     seat.follows = plan;
                     if self.options.replan {
                         self.feedback.follow(id as usize, &seat.work, &seat.plans[plan]);
@@ -445,19 +449,15 @@ impl<'env> Service<'_, 'env> {
                     if let Some(waited) = self.records.entered(id, now) {
                         notice(Notice::Admitted(&seat.name, waited));
                     }
-                    (id, Command::Enter(spot, newer))
                 }
-                Order::Go(id) => {
-                    self.records.went(id, now);
-                    (id, Command::Go)
-                }
-                Order::Leave(id) => (id, Command::Leave),
-                Order::Stop(id) => (id, Command::Stop),
-            };
+                Order::Go => _ = self.records.note(id, now, "go").started_ns.get_or_insert(now),
+                Order::Leave | Order::Stop => {}
+            }
             // A thread that has ended has sent a message before.
-            let _ = self.seats[id as usize].commands.send(command);
+            let _ = seat.commands.send((order, newer));
         }
-        self.records.used(self.scheduler.memory().used());
+        let reserved = &mut self.records.report.reserved_peak_bytes;
+        *reserved = self.scheduler.memory.lanes.used().max(*reserved);
         for (id, seat) in self.seats.iter().enumerate().filter(|(_, s)| s.stage == Stage::There) {
             let job = id32(id);
             if let Some(why) = self.records.waits(job, || self.scheduler.waits_for(job)) {

@@ -38,11 +38,11 @@ pub(super) struct Asked {
 
 /// New plans, or why there are none.
 pub(super) struct Made {
+    /// How many times the set of jobs had changed when this planning began, and the jobs then.
+    number: u64,
+    jobs: Vec<JobId>,
     plans: Result<Vec<JobPlan>, String>,
-    /// Predicted times of an iteration of every job, added up, under the old plans and under the
-    /// new ones.
-    predicted: Option<(Nanos, Nanos)>,
-    took: Nanos,
+    planning: Planning,
 }
 
 /// Where jobs are planned.
@@ -85,7 +85,7 @@ impl Place {
                 let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph.clone()).collect();
                 return checked(&made, &graphs).map(|()| made.jobs);
             }
-            (false, false) => together::parts_with(&jobs, &memo),
+            (false, false) => together::make(&jobs, &memo).map(|made| made.parts),
             (true, _) => lane(&jobs, &memo),
         };
         let mut plans = Vec::with_capacity(jobs.jobs.len());
@@ -134,7 +134,7 @@ fn lane(jobs: &Jobs<'_>, memo: &Memo) -> Parts {
     };
     let make = |budget: u64| -> Parts {
         let asked = Jobs { budget: Bytes(budget), ..jobs.clone() };
-        together::parts_with(&asked, memo)
+        together::make(&asked, memo).map(|made| made.parts)
     };
     let graphs: Vec<_> = jobs.jobs.iter().map(|job| job.graph).collect();
     // Fragments may need a little more than the peaks.
@@ -184,7 +184,7 @@ impl Service<'_, '_> {
             return;
         }
         let drifted = self.feedback.learn(id as usize, measured);
-        if let Some(what) = drifted.filter(|_| self.planning.is_none()) {
+        if let Some(what) = drifted.filter(|_| !self.is_planning) {
             self.why.push(format!("`{}`: {what}", self.seats[id as usize].name));
             self.plan();
         }
@@ -199,7 +199,7 @@ impl Service<'_, '_> {
     }
 
     fn plan(&mut self) {
-        if !self.options.replan || self.planning.is_some() {
+        if !self.options.replan || self.is_planning {
             return;
         }
         let present = |id: &usize| self.seats[*id].stage == Stage::There;
@@ -222,34 +222,40 @@ impl Service<'_, '_> {
         let place = Place { asked, device, arena: self.options.arena, in_turn };
         let (number, sender) = (self.asked, self.mailbox.sender.clone());
         let jobs = jobs.into_iter().map(id32).collect();
-        self.planning = Some((number, jobs, std::mem::take(&mut self.why)));
+        self.is_planning = true;
+        let why = std::mem::take(&mut self.why).join(", ");
         self.scope.spawn(move || {
-            let began = Instant::now();
-            let plans = place.plans();
+            let (began, plans) = (Instant::now(), place.plans());
             let old: Vec<JobPlan> = place.asked.iter().map(|asked| asked.plan.clone()).collect();
             let times = |new: &Vec<JobPlan>| Some((place.predicted(&old)?, place.predicted(new)?));
-            let predicted = plans.as_ref().ok().and_then(times);
-            let took = Nanos(saturated(began.elapsed().as_nanos()));
-            let made = Box::new(Made { plans, predicted, took });
-            let _ = sender.send(Message::Planned(number, made));
+            let (before, after) = plans.as_ref().ok().and_then(times).unzip();
+            let planning = Planning {
+                why,
+                predicted_before_ns: before,
+                predicted_after_ns: after,
+                planning_ns: Nanos(saturated(began.elapsed().as_nanos())),
+                ..Planning::default()
+            };
+            let _ = sender.send(Message::Planned(Box::new(Made { number, jobs, plans, planning })));
         });
     }
 
-    pub(super) fn planned(&mut self, number: u64, made: Made, notice: &mut dyn FnMut(Notice<'_>)) {
-        let Some((_, jobs, mut why)) = self.planning.take() else { return };
+    pub(super) fn planned(&mut self, made: Made, notice: &mut dyn FnMut(Notice<'_>)) {
+        let Made { number, jobs, plans, mut planning } = made;
+        self.is_planning = false;
         if number != self.asked {
             // The set of jobs has changed meanwhile.
-            why.append(&mut self.why);
-            self.why = why;
+            self.why.insert(0, planning.why);
             return self.plan();
         }
         let drifted = std::mem::replace(&mut self.planned_for, number) == number;
         let mut changed = Vec::new();
-        let plans = made.plans.and_then(|plans| {
+        let plans = plans.and_then(|plans| {
             let gains = |(before, after): (Nanos, Nanos)| {
                 after.0 <= before.0 - before.0 / 1000 * WORTH || before.0 == 0
             };
-            if drifted && !made.predicted.is_some_and(gains) {
+            let predicted = planning.predicted_before_ns.zip(planning.predicted_after_ns);
+            if drifted && !predicted.is_some_and(gains) {
                 return Err(format!("the new plans would gain less than {} %", WORTH / 10));
             }
             for (&id, plan) in jobs.iter().zip(plans) {
@@ -268,15 +274,7 @@ impl Service<'_, '_> {
             }
             Ok(())
         });
-        let planning = Planning {
-            at_ns: self.now(),
-            why: why.join(", "),
-            new_plans: Vec::new(),
-            kept_because: plans.err(),
-            predicted_before_ns: made.predicted.map(|p| p.0),
-            predicted_after_ns: made.predicted.map(|p| p.1),
-            planning_ns: made.took,
-        };
+        (planning.at_ns, planning.kept_because) = (self.now(), plans.err());
         notice(Notice::Planned(self.records.planned(planning, &changed)));
     }
 }

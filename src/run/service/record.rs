@@ -103,7 +103,7 @@ pub struct Moment {
 }
 
 /// One time that all jobs were planned again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Planning {
     /// When the new plans were ready.
     pub at_ns: Nanos,
@@ -158,7 +158,7 @@ pub struct Report {
 /// The report while it is being made.
 #[derive(Default)]
 pub struct Records {
-    report: Report,
+    pub report: Report,
     /// Each job's position in the report.
     places: Vec<usize>,
     /// The present jobs, with their service when the set of jobs last changed.
@@ -167,14 +167,15 @@ pub struct Records {
 }
 
 impl Records {
-    fn of(&mut self, job: JobId) -> &mut JobReport {
+    /// A job's report.
+    pub fn of(&mut self, job: JobId) -> &mut JobReport {
         &mut self.report.jobs[self.places[job as usize]]
     }
 
     /// Records an event of a job, whose report it returns.
-    fn note(&mut self, job: JobId, at: Nanos, what: &'static str, why: &str) -> &mut JobReport {
-        let (place, why) = (self.places[job as usize], why.to_owned());
-        self.report.moments.push(Moment { at, job: place, what, why });
+    pub fn note(&mut self, job: JobId, at: Nanos, what: &'static str) -> &mut JobReport {
+        let place = self.places[job as usize];
+        self.report.moments.push(Moment { at, job: place, what, why: String::new() });
         &mut self.report.jobs[place]
     }
 
@@ -205,7 +206,7 @@ impl Records {
     /// A job was submitted to the scheduler.
     pub fn submitted(&mut self, job: JobId, now: Nanos) {
         self.turn_over(now);
-        let had = self.note(job, now, "submit", "").service_ns;
+        let had = self.note(job, now, "submit").service_ns;
         self.there.push((self.places[job as usize], had));
     }
 
@@ -228,36 +229,19 @@ impl Records {
 
     /// A job was admitted. Returns how long it waited, the first time.
     pub fn entered(&mut self, job: JobId, now: Nanos) -> Option<Nanos> {
-        let report = self.note(job, now, "enter", "");
+        let report = self.note(job, now, "enter");
         let first = !std::mem::replace(&mut report.entered, true);
         first.then_some(now.saturating_sub(report.submitted_ns))
-    }
-
-    /// A job starts an iteration.
-    pub fn went(&mut self, job: JobId, now: Nanos) {
-        self.note(job, now, "go", "").started_ns.get_or_insert(now);
-    }
-
-    /// A job has run an iteration.
-    pub fn ran(&mut self, job: JobId, took: Nanos, now: Nanos) {
-        let report = self.note(job, now, "ran", "");
-        report.iterations += 1;
-        report.service_ns += took;
     }
 
     /// All jobs were planned again, and these have new plans.
     pub fn planned(&mut self, mut planning: Planning, jobs: &[JobId]) -> &Planning {
         for &job in jobs {
-            let report = self.note(job, planning.at_ns, "plan", &planning.why);
-            planning.new_plans.push(report.name.clone());
+            let (at, job, why) = (planning.at_ns, self.places[job as usize], planning.why.clone());
+            self.report.moments.push(Moment { at, job, what: "plan", why });
+            planning.new_plans.push(self.report.jobs[job].name.clone());
         }
-        self.report.plannings.push(planning);
-        &self.report.plannings[self.report.plannings.len() - 1]
-    }
-
-    /// A job has left the device.
-    pub fn left(&mut self, job: JobId, now: Nanos) {
-        self.note(job, now, "leave", "").sent_out += 1;
+        self.report.plannings.push_mut(planning)
     }
 
     /// Records what a job waits for. Returns that if it is the first wait of a job that was never
@@ -271,28 +255,12 @@ impl Records {
         report.waited_for.clone()
     }
 
-    /// Records the results of a job's run.
-    pub fn outcome(&mut self, job: JobId, outcome: Outcome) {
-        self.report.touched_peak_bytes = self.report.touched_peak_bytes.max(outcome.peak_bytes);
-        self.of(job).outcome = outcome;
-    }
-
     /// A job has ended.
     pub fn ended(&mut self, job: JobId, verdict: Verdict, now: Nanos) {
         self.turn_over(now);
-        let report = self.note(job, now, "end", "");
+        let report = self.note(job, now, "end");
         (report.verdict, report.ended_ns) = (verdict, now);
         self.there.retain(|t| t.0 != self.places[job as usize]);
         self.report.makespan_ns = self.report.makespan_ns.max(now);
-    }
-
-    /// Records the bytes in use.
-    pub fn used(&mut self, bytes: Bytes) {
-        self.report.reserved_peak_bytes = self.report.reserved_peak_bytes.max(bytes);
-    }
-
-    /// The finished report.
-    pub fn report(&mut self, arena_bytes: Bytes) -> Report {
-        Report { arena_bytes, ..std::mem::take(&mut self.report) }
     }
 }

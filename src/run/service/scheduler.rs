@@ -47,18 +47,21 @@ pub struct Coming {
     pub iteration: Nanos,
 }
 
-/// A command to a job.
+/// What a job is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Enter the device at these addresses, with the plan of this number.
-    Enter(JobId, Spot, usize),
+    Enter(Spot, usize),
     /// Run an iteration.
-    Go(JobId),
+    Go,
     /// Leave the device, with everything that is kept between iterations.
-    Leave(JobId),
+    Leave,
     /// End before its next iteration.
-    Stop(JobId),
+    Stop,
 }
+
+/// Orders to jobs, in order.
+type Orders = Vec<(JobId, Order)>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
@@ -99,7 +102,7 @@ pub struct Scheduler {
     policy: &'static Policy,
     patience: Nanos,
     turn: Nanos,
-    memory: Memory,
+    pub memory: Memory,
     jobs: BTreeMap<JobId, Tenant>,
     /// The job that will be admitted once all of these are out.
     room_for: Option<(JobId, BTreeSet<JobId>)>,
@@ -113,13 +116,9 @@ impl Scheduler {
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
 
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
     /// Submits a job. Returns false if it could never fit; then it is not accepted.
     pub fn submit(&mut self, job: JobId, coming: &Coming, now: Nanos) -> bool {
-        if !self.memory.lanes().ever(coming.needs.bytes()) {
+        if !self.memory.lanes.ever(coming.needs.bytes()) {
             return false;
         }
         let tenant = Tenant {
@@ -137,7 +136,7 @@ impl Scheduler {
 
     /// A job has a new plan, which it uses as soon as there is room.
     pub fn replanned(&mut self, job: JobId, needs: Needs) {
-        let fits = self.memory.lanes().ever(needs.bytes());
+        let fits = self.memory.lanes.ever(needs.bytes());
         let Some(tenant) = self.jobs.get_mut(&job).filter(|_| fits) else { return };
         match tenant.state {
             State::Waiting => tenant.needs = needs,
@@ -193,7 +192,7 @@ impl Scheduler {
             }
             _ if fits => "its turn".to_owned(),
             _ => {
-                let (arena, free) = (self.memory.lanes().capacity(), self.memory.lanes().free());
+                let (arena, free) = (self.memory.lanes.capacity(), self.memory.lanes.free());
                 let Needs { persistent, ephemeral, .. } = needs;
                 format!("room: it needs {persistent} + {ephemeral}, of {arena} {free} are free")
             }
@@ -201,7 +200,7 @@ impl Scheduler {
     }
 
     /// The orders for now.
-    pub fn decide(&mut self, now: Nanos) -> Vec<Order> {
+    pub fn decide(&mut self, now: Nanos) -> Orders {
         let mut orders = Vec::new();
         self.stops(&mut orders);
         self.moving(&mut orders);
@@ -219,33 +218,27 @@ impl Scheduler {
         self.jobs.get(&job).map(|t| t.state)
     }
 
-    fn set(&mut self, job: JobId, state: State) {
-        if let Some(tenant) = self.jobs.get_mut(&job) {
-            tenant.state = state;
-        }
-    }
-
-    fn leave(&mut self, job: JobId, orders: &mut Vec<Order>) {
+    fn leave(&mut self, job: JobId, orders: &mut Orders) {
         // A job that has run its last iteration ends without an order.
         let may = |t: &&mut Tenant| t.state == State::Idle && t.left > 0;
         if let Some(tenant) = self.jobs.get_mut(&job).filter(may) {
             tenant.state = State::Leaving;
-            orders.push(Order::Leave(job));
+            orders.push((job, Order::Leave));
         }
     }
 
-    fn stops(&mut self, orders: &mut Vec<Order>) {
-        let there =
-            |t: &Tenant| t.left > 0 && matches!(t.state, State::Waiting | State::Idle | State::Out);
-        let stop = |(id, t): (&JobId, &Tenant)| (t.stopping && there(t)).then_some(*id);
-        for job in self.jobs.iter().filter_map(stop).collect::<Vec<_>>() {
-            orders.push(Order::Stop(job));
-            self.set(job, State::Leaving);
+    fn stops(&mut self, orders: &mut Orders) {
+        for (&job, tenant) in &mut self.jobs {
+            let between = matches!(tenant.state, State::Waiting | State::Idle | State::Out);
+            if tenant.stopping && tenant.left > 0 && between {
+                tenant.state = State::Leaving;
+                orders.push((job, Order::Stop));
+            }
         }
     }
 
     /// Continues to make room for a job by moving others.
-    fn moving(&mut self, orders: &mut Vec<Order>) {
+    fn moving(&mut self, orders: &mut Orders) {
         let Some((newcomer, mut moving)) = self.room_for.take() else { return };
         moving.retain(|job| self.jobs.get(job).is_some_and(|t| !t.stopping));
         let called_off = !self.is_waiting(newcomer);
@@ -297,17 +290,17 @@ impl Scheduler {
         self.jobs.get(&job).is_some_and(|t| t.state == State::Waiting && !t.stopping)
     }
 
-    fn enter(&mut self, job: JobId, orders: &mut Vec<Order>) {
+    fn enter(&mut self, job: JobId, orders: &mut Orders) {
         if let (Some(spot), Some(tenant)) = (self.memory.spots().get(&job), self.jobs.get_mut(&job))
         {
             tenant.state = State::Idle;
-            orders.push(Order::Enter(job, *spot, tenant.needs.plan));
+            orders.push((job, Order::Enter(*spot, tenant.needs.plan)));
         }
     }
 
     /// Admits a waiting job if that is possible at once. Otherwise it begins to make room by moving
     /// other jobs together.
-    fn bring_in(&mut self, job: JobId, orders: &mut Vec<Order>) -> bool {
+    fn bring_in(&mut self, job: JobId, orders: &mut Orders) -> bool {
         if self.room_for.is_some() || !self.is_waiting(job) {
             return false;
         }
@@ -327,7 +320,7 @@ impl Scheduler {
 
     /// Begins to make room for a job by sending other jobs out, the last of `order` first, if that
     /// is enough.
-    fn send_out(&mut self, job: JobId, keep: &[JobId], order: &[JobId], orders: &mut Vec<Order>) {
+    fn send_out(&mut self, job: JobId, keep: &[JobId], order: &[JobId], orders: &mut Orders) {
         let Some(tenant) = self.jobs.get(&job).filter(|t| t.state == State::Waiting) else {
             return;
         };
@@ -337,16 +330,13 @@ impl Scheduler {
         let mut victims = Vec::new();
         let may =
             |other: &&JobId| **other != job && !keep.contains(other) && self.is_inside(**other);
-        for &other in order.iter().rev().filter(may) {
-            if fits(&without) {
-                break;
-            }
-            without.leave(other);
-            victims.push(other);
+        let mut others = order.iter().rev().filter(may);
+        while !fits(&without) {
+            let Some(&victim) = others.next() else { return };
+            without.leave(victim);
+            victims.push(victim);
         }
-        if fits(&without) {
-            victims.into_iter().for_each(|victim| self.leave(victim, orders));
-        }
+        victims.into_iter().for_each(|victim| self.leave(victim, orders));
     }
 
     /// All present jobs, the best first.
@@ -382,10 +372,10 @@ impl Scheduler {
     /// Brings jobs in, in order, and runs the first of those on the device. Where jobs take turns
     /// and memory moves, a job that is not on the device enters once it is behind by more than a
     /// turn.
-    fn in_order(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
+    fn in_order(&mut self, order: &[JobId], orders: &mut Orders) -> Vec<JobId> {
         let turns = |of: &Self, job: &JobId| of.jobs.get(job).map_or(u64::MAX, |t| t.turns);
-        let seats = if self.policy.style == Style::One { 1 } else { order.len() };
-        let order = &order[..order.len().min(seats)];
+        let order =
+            if self.policy.style == Style::One { &order[..order.len().min(1)] } else { order };
         for job in order {
             if self.state(*job) != Some(State::Waiting) || self.bring_in(*job, orders) {
                 continue;
@@ -409,7 +399,7 @@ impl Scheduler {
     }
 
     /// Runs the best jobs until the device is busy.
-    fn until_busy(&mut self, order: &[JobId], now: Nanos, orders: &mut Vec<Order>) -> Vec<JobId> {
+    fn until_busy(&mut self, order: &[JobId], now: Nanos, orders: &mut Orders) -> Vec<JobId> {
         let ranked: Vec<(JobId, u32)> =
             order.iter().filter_map(|j| Some((*j, self.jobs.get(j)?.utilisation))).collect();
         let overdue = self.overdue(now).is_some_and(|j| self.state(j) == Some(State::Waiting));
@@ -421,7 +411,7 @@ impl Scheduler {
                 true => (Bytes::ZERO, lane.max(needs.ephemeral)),
                 false => (needs.ephemeral, lane),
             };
-            let fits = taken + needs.persistent + own + shared <= self.memory.lanes().capacity();
+            let fits = taken + needs.persistent + own + shared <= self.memory.lanes.capacity();
             if fits {
                 (taken, lane) = (taken + needs.persistent + own, shared);
             }
@@ -439,7 +429,7 @@ impl Scheduler {
     }
 
     /// A job with a new plan that would fit leaves the device, to enter again with that plan.
-    fn adopt(&mut self, orders: &mut Vec<Order>) {
+    fn adopt(&mut self, orders: &mut Orders) {
         if self.room_for.is_some() {
             return;
         }
@@ -455,7 +445,7 @@ impl Scheduler {
         }
     }
 
-    fn go(&mut self, wanted: &[JobId], orders: &mut Vec<Order>) {
+    fn go(&mut self, wanted: &[JobId], orders: &mut Orders) {
         let one = self.policy.style.in_turn();
         let spots = self.memory.spots();
         // The lanes in use, and whether they are passed on within iterations.
@@ -473,7 +463,7 @@ impl Scheduler {
             }
             (tenant.state, tenant.begun) = (State::Running, true);
             busy.insert(spot.lane, tenant.needs.shares);
-            orders.push(Order::Go(job));
+            orders.push((job, Order::Go));
         }
     }
 }

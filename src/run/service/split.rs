@@ -39,48 +39,43 @@ impl Split {
     pub fn of(program: &Program, window: Option<&Window>) -> Self {
         let between = |r: &Residency| r.begin == Begin::Iteration || r.stays;
         let outside = |at: Bytes, w: &Window| at < w.offset || at.0 >= w.offset.0 + w.bytes.0;
-        let mut all: Vec<(u64, u64, bool)> = Vec::with_capacity(program.residencies.len());
+        let (mut all, mut kept) = (Vec::with_capacity(program.residencies.len()), Vec::new());
         for r in &program.residencies {
             if let Some(offset) = r.offset.filter(|_| r.bytes > Bytes::ZERO) {
-                let kept = window.map_or_else(|| between(r), |w| outside(offset, w));
-                all.push((offset.0, offset.0 + r.bytes.0, kept));
+                let range = (offset.0, offset.0 + r.bytes.0);
+                all.push(range);
+                if window.map_or_else(|| between(r), |w| outside(offset, w)) {
+                    kept.push(range);
+                }
             }
         }
+        let mut kept = union(kept);
         // Kept ranges grow by residencies that cross their edges, until none does.
-        let mut kept = union(all.iter().filter(|r| r.2).map(|r| (r.0, r.1)).collect());
         loop {
-            let crosses = |&&(from, until, _): &&(u64, u64, bool)| {
-                let first = kept.partition_point(|k: &(u64, u64)| k.1 <= from);
-                kept.get(first).is_some_and(|k| k.0 < until && !(k.0 <= from && until <= k.1))
-            };
-            let more: Vec<(u64, u64)> = all.iter().filter(crosses).map(|r| (r.0, r.1)).collect();
-            if more.is_empty() {
+            let met = union(all.iter().copied().filter(|range| meets(&kept, *range)).collect());
+            if met == kept {
                 break;
             }
-            kept = union(kept.into_iter().chain(more).collect());
+            kept = met;
         }
         // Bytes that the job never uses, such as other jobs' bytes between its own and a window,
         // belong to no residency here.
-        let used = union(all.iter().map(|r| (r.0, r.1)).collect());
-        let mut pieces = Vec::with_capacity(2 * kept.len() + used.len());
-        let (mut persistent, mut ephemeral) = (0, 0);
-        let mut kept = kept.into_iter().peekable();
-        for (low, high) in used {
-            let mut end = low;
-            loop {
-                let next = kept.next_if(|k| k.0 < high);
-                let from = next.map_or(high, |k| k.0);
-                if end < from {
-                    pieces.push(Piece { from: end, until: from, kept: false, at: ephemeral });
-                    ephemeral += from - end;
-                }
-                let Some((from, until)) = next else { break };
-                pieces.push(Piece { from, until, kept: true, at: persistent });
-                persistent += until - from;
-                end = until;
+        let used = union(all);
+        let mut edges: Vec<u64> = used.iter().chain(&kept).flat_map(|r| [r.0, r.1]).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        let (mut pieces, mut sizes) = (Vec::with_capacity(edges.len()), [0, 0]);
+        for pair in edges.windows(2) {
+            let (from, until) = (pair[0], pair[1]);
+            if meets(&used, (from, until)) {
+                let kept = meets(&kept, (from, until));
+                let size = &mut sizes[usize::from(kept)];
+                pieces.push(Piece { from, until, kept, at: *size });
+                *size += until - from;
             }
         }
-        Self { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), pieces }
+        let [ephemeral, persistent] = sizes.map(Bytes);
+        Self { persistent, ephemeral, pieces }
     }
 
     /// The program with its two parts at these addresses.
@@ -111,6 +106,11 @@ fn union(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
         }
     }
     union
+}
+
+/// Whether a range meets one of these, which don't touch and are in order.
+fn meets(ranges: &[(u64, u64)], (from, until): (u64, u64)) -> bool {
+    ranges.get(ranges.partition_point(|r| r.1 <= from)).is_some_and(|r| r.0 < until)
 }
 
 #[cfg(test)]

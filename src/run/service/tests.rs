@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::memory::Spot;
+use super::memory::{Memory, Spot};
 use super::scheduler::{Coming, Needs, Order, Scheduler};
 use crate::sim::share::check;
 use crate::sim::share::policy;
@@ -50,21 +50,12 @@ struct World {
 }
 
 impl World {
-    fn new(policy: &str, arena: u64, turn: u64) -> Self {
-        let policy = policy::find(policy).unwrap();
-        let one = policy.style.in_turn();
-        Self {
-            scheduler: Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn)),
-            bodies: BTreeMap::new(),
-            arena,
-            one,
-            now: 0,
-        }
-    }
-
     /// A device to which these jobs were submitted.
     fn with(policy: &str, arena: u64, turn: u64, jobs: &[Asked]) -> Self {
-        let mut world = Self::new(policy, arena, turn);
+        let policy = policy::find(policy).unwrap();
+        let scheduler = Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn));
+        let one = policy.style.in_turn();
+        let mut world = Self { scheduler, bodies: BTreeMap::new(), arena, one, now: 0 };
         (0..).zip(jobs).for_each(|(job, asked)| world.submit(job, *asked));
         world.obey();
         world
@@ -84,19 +75,17 @@ impl World {
     }
 
     fn obey(&mut self) {
-        for order in self.scheduler.decide(Nanos(self.now)) {
-            let (Order::Enter(job, ..) | Order::Go(job) | Order::Leave(job) | Order::Stop(job)) =
-                order;
+        for (job, order) in self.scheduler.decide(Nanos(self.now)) {
             let body = self.bodies.get_mut(&job).unwrap();
             let (from, to): (&[Doing], Doing) = match order {
                 Order::Enter(..) => (&[Doing::Outside], Doing::Inside),
-                Order::Go(_) => (&[Doing::Inside], Doing::Running),
-                Order::Leave(_) => (&[Doing::Inside], Doing::Leaving),
-                Order::Stop(_) => (&[Doing::Inside, Doing::Outside], Doing::Ending),
+                Order::Go => (&[Doing::Inside], Doing::Running),
+                Order::Leave => (&[Doing::Inside], Doing::Leaving),
+                Order::Stop => (&[Doing::Inside, Doing::Outside], Doing::Ending),
             };
             assert!(from.contains(&body.doing), "{order:?}, and it is {:?}", body.doing);
             body.doing = to;
-            if let Order::Enter(_, spot, plan) = order {
+            if let Order::Enter(spot, plan) = order {
                 body.needs = body.next.take_if(|n| n.plan == plan).unwrap_or(body.needs);
                 assert_eq!(body.needs.plan, plan);
                 body.spot = Some(spot);
@@ -105,7 +94,8 @@ impl World {
             self.look();
         }
         let need = |job| self.bodies[&job].needs.bytes();
-        check::check(&self.scheduler.memory().picture(need)).unwrap();
+        let Memory { lanes, layout } = &self.scheduler.memory;
+        check::check(&lanes.picture(Bytes(self.arena), need, |item| layout.at(item))).unwrap();
     }
 
     /// Checks that no two jobs share a byte.
@@ -217,7 +207,7 @@ proptest! {
         turn in 0u64..300,
         seed in any::<u64>(),
     ) {
-        let mut world = World::new(policy::ALL[which].name, 100, turn);
+        let mut world = World::with(policy::ALL[which].name, 100, turn, &[]);
         let mut next = 0;
         for act in acts {
             match act {
@@ -244,7 +234,7 @@ proptest! {
             let (policy, doing) = (policy::ALL[which].name, body.doing);
             prop_assert!(body.ended.is_some(), "{job} never ends under {policy}: {doing:?}");
         }
-        prop_assert_eq!(world.scheduler.memory().used(), Bytes::ZERO);
+        prop_assert_eq!(world.scheduler.memory.lanes.used(), Bytes::ZERO);
     }
 }
 

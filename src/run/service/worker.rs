@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
 
-use super::memory::Spot;
+use super::scheduler::Order;
 use super::split::Split;
 use crate::backend::{Measured, host};
 use crate::contract::{JobPlan, Latency};
@@ -17,18 +17,8 @@ use crate::start::Shared;
 use crate::units::Bytes;
 use crate::{Outcome, RunError, Settings};
 
-/// A command to a worker.
-#[derive(Clone, Debug)]
-pub enum Command {
-    /// Enter the device at these addresses, with this plan if one is given.
-    Enter(Spot, Option<Box<JobPlan>>),
-    /// Run an iteration.
-    Go,
-    /// Leave the device with everything that is kept between iterations.
-    Leave,
-    /// End.
-    Stop,
-}
+/// An order to a worker, and the plan with which it enters if that is another than before.
+pub type Command = (Order, Option<Box<JobPlan>>);
 
 /// A report from a worker.
 #[derive(Debug)]
@@ -105,8 +95,7 @@ impl Worker<'_> {
         job.fill();
         (self.report)(Progress::Ready);
         let mut first = 0;
-        while let Ok(command) = self.commands.recv() {
-            let Command::Enter(spot, newer) = command else { break };
+        while let Ok((Order::Enter(spot, _), newer)) = self.commands.recv() {
             if let Some(newer) = newer {
                 plan = *newer;
                 (program, split) = read(&plan)?;
@@ -129,9 +118,9 @@ impl Worker<'_> {
 impl Pilot for Worker<'_> {
     fn next(&mut self, _: u32) -> Next {
         match self.commands.recv() {
-            Ok(Command::Go) => Next::Go,
-            Ok(Command::Leave) => Next::Leave,
-            Ok(Command::Enter(..) | Command::Stop) | Err(_) => Next::Stop,
+            Ok((Order::Go, _)) => Next::Go,
+            Ok((Order::Leave, _)) => Next::Leave,
+            _ => Next::Stop,
         }
     }
 

@@ -260,7 +260,7 @@ pub fn after(operator: Option<usize>) -> Trigger {
 pub fn first_fit(program: &Program) -> (Vec<crate::contract::Placement>, Bytes) {
     let tied = place::items(program, &Emitted::default());
     let layout = place::place(&tied.iter().map(|(item, _)| item.clone()).collect::<Vec<_>>(), 0);
-    (place::placements(program, &tied, &layout), Bytes(layout.height))
+    (place::placements(program, &tied, &layout.offsets), Bytes(layout.height))
 }
 
 /// A plan with first-fit addresses and a slot in host memory for every tensor that is copied.

@@ -45,6 +45,9 @@ pub type LaneId = u32;
 /// A job's number.
 pub type JobId = u32;
 
+/// A resident's persistent bytes, and its lane with its bytes in it if it has one.
+pub type Held = (Bytes, Option<(LaneId, Bytes)>);
+
 /// A lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lane {
@@ -87,7 +90,7 @@ pub struct Lanes {
     persistent: Bytes,
     sizes: Bytes,
     lanes: BTreeMap<LaneId, Lane>,
-    jobs: BTreeMap<JobId, (Bytes, Option<(LaneId, Bytes)>)>,
+    jobs: BTreeMap<JobId, Held>,
     next: LaneId,
 }
 
@@ -153,15 +156,16 @@ impl Lanes {
         self.capacity
     }
 
-    /// The lanes with their numbers.
-    pub fn lanes(&self) -> impl Iterator<Item = (LaneId, &Lane)> {
-        self.lanes.iter().map(|(id, lane)| (*id, lane))
+    /// The lanes by number.
+    #[must_use]
+    pub fn lanes(&self) -> &BTreeMap<LaneId, Lane> {
+        &self.lanes
     }
 
-    /// The residents: their persistent bytes, and their lane with their bytes in it if they have
-    /// one.
-    pub fn residents(&self) -> impl Iterator<Item = (JobId, Bytes, Option<(LaneId, Bytes)>)> {
-        self.jobs.iter().map(|(id, (p, lane))| (*id, *p, *lane))
+    /// The jobs that hold memory.
+    #[must_use]
+    pub fn residents(&self) -> &BTreeMap<JobId, Held> {
+        &self.jobs
     }
 
     /// What the checker is to see of a device of `capacity` bytes: residents with the needs that
@@ -173,29 +177,23 @@ impl Lanes {
         at: impl Fn(Item) -> Option<Bytes>,
     ) -> Picture {
         let at = |item| at(item).map(|at| at.0);
-        let resident = |(id, held, lane): (JobId, Bytes, Option<(LaneId, Bytes)>)| Resident {
-            persistent: need(id).0.max(held).0,
+        let resident = |(&id, (held, lane)): (&JobId, &Held)| Resident {
+            persistent: need(id).0.max(*held).0,
             at: at(Item::Persistent(id)),
             ephemeral: need(id).1.0,
             lane: lane.map(|lane| lane.0),
         };
         Picture {
             capacity: capacity.0,
-            residents: self.residents().map(resident).collect(),
-            lanes: self.lanes().map(|(id, l)| (id, l.size.0, at(Item::Lane(id)))).collect(),
+            residents: self.jobs.iter().map(resident).collect(),
+            lanes: self.lanes.iter().map(|(&id, l)| (id, l.size.0, at(Item::Lane(id)))).collect(),
         }
     }
 
-    /// A resident's persistent bytes, and its lane if it has one.
+    /// A resident's lane, if it has one.
     #[must_use]
-    pub fn resident(&self, job: JobId) -> Option<(Bytes, Option<LaneId>)> {
-        self.jobs.get(&job).map(|(p, lane)| (*p, lane.map(|l| l.0)))
-    }
-
-    /// The lane with this number.
-    #[must_use]
-    pub fn lane(&self, id: LaneId) -> Option<&Lane> {
-        self.lanes.get(&id)
+    pub fn lane_of(&self, job: JobId) -> Option<LaneId> {
+        Some(self.jobs.get(&job)?.1?.0)
     }
 
     /// Admits a job, or gives a lane to a resident without one. Returns the lane.
@@ -250,14 +248,14 @@ impl Lanes {
     fn shared(&self, ephemeral: Bytes, free: Bytes) -> Option<LaneId> {
         let lanes: BTreeSet<(Bytes, LaneId)> =
             self.lanes.iter().map(|(id, l)| (l.size, *id)).collect();
-        let wide = |size: Bytes| ephemeral.saturating_sub(size) <= free;
+        let at_least = |size: Bytes| lanes.iter().find(|lane| lane.0 >= size);
         let widened = || match self.mode {
             // The largest needs the fewest additional bytes.
-            Mode::Neap => lanes.last().filter(|lane| wide(lane.0)),
+            Mode::Neap => lanes.last().filter(|lane| lane.0 + free >= ephemeral),
             // As printed: the first that is safe, in ascending order of size.
-            Mode::Paper | Mode::AsReleased => lanes.iter().find(|lane| wide(lane.0)),
+            Mode::Paper | Mode::AsReleased => at_least(ephemeral.saturating_sub(free)),
         };
-        lanes.iter().find(|lane| lane.0 >= ephemeral).or_else(widened).map(|lane| lane.1)
+        at_least(ephemeral).or_else(widened).map(|lane| lane.1)
     }
 
     /// In the released code, the lane whose own bytes hold a job's persistent bytes beside the
@@ -286,7 +284,7 @@ impl Lanes {
 
     /// Frees a job's memory: it ended, or its persistent bytes go to the host.
     pub fn leave(&mut self, job: JobId) {
-        let lane = self.resident(job).and_then(|resident| resident.1);
+        let lane = self.lane_of(job);
         self.park(job);
         if let Some((persistent, _)) = self.jobs.remove(&job) {
             self.persistent -= persistent;
@@ -300,21 +298,14 @@ impl Lanes {
         }
     }
 
-    /// A resident needs more than it was admitted with. Returns whether it gets that. If not,
+    /// A job in a lane needs more than it was admitted with. Returns whether it gets that. If not,
     /// nothing changes, and the job must leave before its next iteration.
     pub fn grow(&mut self, job: JobId, (persistent, ephemeral): Need) -> bool {
-        let Some(&(held, lane)) = self.jobs.get(&job) else { return false };
+        let Some(&(held, Some((id, had)))) = self.jobs.get(&job) else { return false };
         // The released code's margins are for this.
         let released = self.mode == Mode::AsReleased;
         let (persistent, free) = ((persistent + self.context).max(held), self.free());
         let more = persistent - held;
-        let Some((id, had)) = lane else {
-            if more <= free {
-                self.persistent += more;
-                self.jobs.insert(job, (persistent, None));
-            }
-            return more <= free;
-        };
         let Some(entry) = self.lanes.get_mut(&id) else { return false };
         let ephemeral = ephemeral.max(had);
         let wider = ephemeral.saturating_sub(entry.size);

@@ -34,16 +34,17 @@ pub struct Layout {
     ends: BTreeMap<u64, u64>,
     /// Size and offset of each hole between them.
     holes: BTreeSet<(u64, u64)>,
-    shifted: Vec<Item>,
 }
 
-/// What a change of layout cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a change of layout moved.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// How many times everything was packed.
     pub defragmentations: u64,
     /// Persistent bytes copied within the device.
     pub bytes: Bytes,
+    /// The items. The jobs that use them must be between two iterations.
+    pub items: Vec<Item>,
 }
 
 impl Layout {
@@ -61,28 +62,20 @@ impl Layout {
         self.items.get(&item).map(|place| Bytes(place.0))
     }
 
-    /// The items that the last change moved. The jobs that use them must be between two iterations.
-    #[must_use]
-    pub fn shifted(&self) -> &[Item] {
-        &self.shifted
-    }
-
     /// Brings the layout up to date with `lanes`, at an iteration boundary.
     pub fn follow(&mut self, lanes: &Lanes) -> Moved {
-        let mut all: Vec<Item> = lanes.residents().map(|(job, ..)| Item::Persistent(job)).collect();
-        all.extend(lanes.lanes().map(|(id, _)| Item::Lane(id)));
-        all.extend(self.items.keys());
-        self.update(lanes, &mut all)
+        let kept = lanes.residents().keys().copied().map(Item::Persistent);
+        let all = kept.chain(lanes.lanes().keys().copied().map(Item::Lane));
+        self.update(lanes, &mut all.chain(self.items.keys().copied()).collect())
     }
 
-    /// As [`Layout::follow`], where only the items in `changed` may have changed.
+    /// As [`Layout::follow`], where only the items in `changed` may have changed; it is emptied.
     pub fn update(&mut self, lanes: &Lanes, changed: &mut Vec<Item>) -> Moved {
         changed.sort_unstable();
         changed.dedup();
-        self.shifted.clear();
         let wanted = |item: Item| match item {
-            Item::Persistent(job) => lanes.resident(job).map(|r| r.0.0),
-            Item::Lane(id) => lanes.lane(id).map(|l| l.size.0),
+            Item::Persistent(job) => lanes.residents().get(&job).map(|held| held.0.0),
+            Item::Lane(id) => lanes.lanes().get(&id).map(|lane| lane.size.0),
         };
         // Items that leave or shrink make room first. A lane keeps its upper end, persistent memory
         // its lower end.
@@ -97,7 +90,7 @@ impl Layout {
             }
         }
         let mut moved = Moved::default();
-        for &item in &*changed {
+        for item in changed.drain(..) {
             let Some(size) = wanted(item) else { continue };
             let was = self.items.get(&item).copied();
             if was.is_some_and(|(_, has)| has == size) {
@@ -106,8 +99,7 @@ impl Layout {
             self.remove(item);
             let wider = was.and_then(|was| self.wider(item, was, size));
             let at = wider.or_else(|| self.hole(item, size)).or_else(|| {
-                moved.defragmentations += 1;
-                moved.bytes += self.pack();
+                self.pack(&mut moved);
                 // The sums fit, so after packing the only hole is large enough.
                 self.hole(item, size)
             });
@@ -115,7 +107,7 @@ impl Layout {
             if let Some((before, has)) = was
                 && before != at
             {
-                self.shifted.push(item);
+                moved.items.push(item);
                 moved.bytes += Bytes(if item.is_lane() { 0 } else { has });
             }
             self.insert(item, at, size);
@@ -175,23 +167,23 @@ impl Layout {
         self.open(low, high);
     }
 
-    /// Packs persistent memory to the bottom and lanes to the top, keeping their order. Returns the
-    /// persistent bytes moved.
-    fn pack(&mut self) -> Bytes {
+    /// Packs persistent memory to the bottom and lanes to the top, keeping their order.
+    fn pack(&mut self, moved: &mut Moved) {
+        moved.defragmentations += 1;
         let mut order: Vec<Item> = self.items.keys().copied().collect();
         order.sort_unstable_by_key(|item| (self.items[item].0, *item));
-        let (mut low, mut high, mut moved) = (0, self.capacity, 0);
+        let (mut low, mut high) = (0, self.capacity);
         let persistent = order.iter().filter(|item| !item.is_lane());
         for item in persistent.chain(order.iter().rev().filter(|item| item.is_lane())) {
             let Some((at, size)) = self.items.get_mut(item) else { continue };
             let to = if item.is_lane() { high - *size } else { low };
             if *at != to && *size > 0 {
-                self.shifted.push(*item);
+                moved.items.push(*item);
+                moved.bytes += Bytes(if item.is_lane() { 0 } else { *size });
             }
             if item.is_lane() {
                 high = to;
             } else {
-                moved += if *at == to { 0 } else { *size };
                 low += *size;
             }
             *at = to;
@@ -200,6 +192,5 @@ impl Layout {
         self.ends = places.map(|(at, size)| (*at, at + size)).collect();
         self.holes.clear();
         self.open(low, high);
-        Bytes(moved)
     }
 }

@@ -131,30 +131,23 @@ impl Settings {
     #[must_use]
     pub fn room(&self, style: Style) -> Lanes {
         let whole = self.capacity;
-        match self.mechanism {
+        let part = Bytes(whole.0 / u64::from(self.partitions.max(1)));
+        let (promised, each, most, context) = match self.mechanism {
             Mechanism::Lanes => {
                 // The released scripts run the policies that take turns in one lane.
-                let paper = self.mode == Mode::Paper;
-                let most = match style {
-                    Style::Best | Style::Rotating if paper => MOST,
-                    style if style.in_turn() => 1,
-                    _ => MOST,
-                };
-                Lanes::new(whole, self.mode, most)
+                let turns = style.in_turn() && self.mode != Mode::Paper;
+                let one = turns || style == Style::One;
+                return Lanes::new(whole, self.mode, if one { 1 } else { MOST });
             }
-            Mechanism::Exclusive | Mechanism::Checkpoint => {
-                Lanes::of_processes(whole, whole, 1, Bytes::ZERO)
-            }
-            Mechanism::Static => {
-                let each = Bytes(whole.0 / u64::from(self.partitions.max(1)));
-                Lanes::of_processes(whole, each, self.partitions as usize, self.context)
-            }
-            Mechanism::Mps => Lanes::of_processes(whole, whole, PROCESSES, self.context),
+            Mechanism::Exclusive | Mechanism::Checkpoint => (whole, whole, 1, Bytes::ZERO),
+            Mechanism::Static => (whole, part, self.partitions as usize, self.context),
+            Mechanism::Mps => (whole, whole, PROCESSES, self.context),
             Mechanism::MpsOc => {
                 let promised = Bytes(whole.0 / 100 * u64::from(self.overcommit));
-                Lanes::of_processes(promised, whole, PROCESSES, self.context)
+                (promised, whole, PROCESSES, self.context)
             }
-        }
+        };
+        Lanes::of_processes(promised, each, most, context)
     }
 
     /// The number of devices that hold all `jobs` at once, each job on the first device with room.
@@ -171,10 +164,8 @@ impl Settings {
         for (id, job) in jobs.enumerate() {
             let admits = |room: &mut Lanes| room.admit(id32(id), job.need, Join::Serve).is_some();
             if !rooms.iter_mut().any(admits) {
-                rooms.push(like.room(Style::All));
-                if !rooms.last_mut().is_some_and(admits) {
-                    return None;
-                }
+                let mut room = like.room(Style::All);
+                admits(&mut room).then(|| rooms.push(room))?;
             }
         }
         Some(rooms.len())

@@ -14,49 +14,35 @@ use crate::units::{Bytes, saturated};
 pub type Need = (Bytes, Bytes);
 
 /// The needs by workload.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory(BTreeMap<String, Need>);
+pub type Memory = BTreeMap<String, Need>;
 
 /// The largest table that is read, in bytes.
 const LARGEST: u64 = 64 << 20;
 
-impl Memory {
-    /// Reads a table.
-    ///
-    /// # Errors
-    /// An error that names file, line and remedy.
-    pub fn read(path: &Path) -> Result<Self, RowsError> {
-        let mut all = BTreeMap::new();
-        rows::open(path, LARGEST, columns, |&(places, unit), record, _| {
-            let [name, persistent, ephemeral] = places.map(|at| record.get(at).unwrap_or(""));
-            let size = |text: &str| {
-                let bytes = decimal(text).map(|b| (b * unit).div_ceil(1_000_000_000));
-                // At most 2^50.
-                let bytes = bytes.filter(|b| *b <= 1 << 50).map(|b| Bytes(saturated(b)));
-                let units = if unit == 1 { "bytes" } else { "MiB" };
-                bytes.ok_or_else(|| format!("`{text}` is not a size; write a number of {units}"))
-            };
-            if name.is_empty() {
-                return Err("names no workload; give it a name or remove the row".into());
-            }
-            match all.insert(name.to_owned(), (size(persistent)?, size(ephemeral)?)) {
-                Some(_) => Err(format!("`{name}` stands in the table twice; keep one")),
-                None => Ok(()),
-            }
-        })?;
-        Ok(Self(all))
-    }
-
-    /// The need of a workload.
-    #[must_use]
-    pub fn get(&self, workload: &str) -> Option<Need> {
-        self.0.get(workload).copied()
-    }
-
-    /// The names of the workloads.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
-    }
+/// Reads a table.
+///
+/// # Errors
+/// An error that names file, line and remedy.
+pub fn read(path: &Path) -> Result<Memory, RowsError> {
+    let mut all = Memory::new();
+    rows::open(path, LARGEST, columns, |&(places, unit), record, _| {
+        let [name, persistent, ephemeral] = places.map(|at| record.get(at).unwrap_or(""));
+        let size = |text: &str| {
+            let bytes = decimal(text).map(|b| (b * unit).div_ceil(1_000_000_000));
+            // At most 2^50.
+            let bytes = bytes.filter(|b| *b <= 1 << 50).map(|b| Bytes(saturated(b)));
+            let units = if unit == 1 { "bytes" } else { "MiB" };
+            bytes.ok_or_else(|| format!("`{text}` is not a size; write a number of {units}"))
+        };
+        if name.is_empty() {
+            return Err("names no workload; give it a name or remove the row".into());
+        }
+        match all.insert(name.to_owned(), (size(persistent)?, size(ephemeral)?)) {
+            Some(_) => Err(format!("`{name}` stands in the table twice; keep one")),
+            None => Ok(()),
+        }
+    })?;
+    Ok(all)
 }
 
 /// The places of a workload's name and of its two needs, and the needs' unit.
@@ -84,17 +70,18 @@ mod tests {
         let path = folder.path().join("m.csv");
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            Memory::read(&path).map_err(|e| e.to_string())
+            super::read(&path).map_err(|e| e.to_string())
         };
-        let table = read(
-            "Network,Persistent Mem (MB),Peak Mem (MB),Average,Peak\na_1,1.5,3,2,1.0000000001\n",
-        )
-        .unwrap();
-        assert_eq!(table.get("a_1"), Some((Bytes(3 << 19), Bytes((1 << 20) + 1))));
-        assert_eq!(
-            read("workload,persistent_bytes,ephemeral_bytes\nb,10,20\n").unwrap().get("b"),
-            Some((Bytes(10), Bytes(20)))
-        );
+        for (text, name, need) in [
+            (
+                "Network,Persistent Mem (MB),Peak Mem (MB),Average,Peak\na,1.5,3,2,1.0000000001\n",
+                "a",
+                (3 << 19, (1 << 20) + 1),
+            ),
+            ("workload,persistent_bytes,ephemeral_bytes\nb,10,20\n", "b", (10, 20)),
+        ] {
+            assert_eq!(read(text).unwrap()[name], (Bytes(need.0), Bytes(need.1)));
+        }
         for (text, want) in [
             ("a,b\n1,2\n", "columns"),
             ("workload,persistent_bytes,ephemeral_bytes\nb,-1,20\n", "line 2"),

@@ -84,11 +84,11 @@ pub fn estimate(file: &Path) -> Result<Weighed, String> {
     let Roles { parameters_bytes, buffers_bytes, optimizer_states_bytes, workspaces_bytes } =
         at_peak;
     let roles = [parameters_bytes, buffers_bytes, optimizer_states_bytes, workspaces_bytes];
-    let kept =
-        Some(saturated(roles.map(u128::from).iter().sum::<u128>())).filter(|kept| *kept <= peak);
-    let kept = kept.ok_or_else(|| {
-        wrong(format!("says that more than its peak of {peak} bytes stays across iterations"))
-    })?;
+    let kept = saturated(roles.map(u128::from).iter().sum());
+    if kept > peak {
+        let more = format!("says that more than its peak of {peak} bytes stays across iterations");
+        return Err(wrong(more));
+    }
     let need = (Bytes(kept), Bytes(peak - kept));
     Ok(Weighed { need, margin: Some(Bytes(margin)), iteration: None })
 }

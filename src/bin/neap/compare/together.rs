@@ -6,18 +6,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyhow::bail;
-use neap::contract::{Latency, Plan};
+use neap::contract::Plan;
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
-use neap::plan::together::{self, Job, Jobs, Memo, Together, ways};
+use neap::plan::together::{self, Jobs, Memo, Together, ways};
 use neap::plan::{Method, PlanError, Planned};
 use neap::report::frontier::Panel;
 use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::engine;
-use neap::sim::program::{Direction, Program};
-use neap::sim::rounds::{self, Round};
+use neap::sim::program::Program;
+use neap::sim::rounds;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -48,9 +48,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 
 /// All jobs on a device, and figures that hold for all of their plans.
 struct Scene<'a> {
-    args: &'a [JobArg],
     graphs: &'a [Graph],
-    sites: &'a [Site],
+    /// The jobs, whose planners and budget differ from row to row.
+    jobs: Jobs<'a>,
     peak: Bytes,
     no_free: Bytes,
     unplanned: Nanos,
@@ -85,38 +85,20 @@ struct Figures {
 }
 
 impl<'a> Scene<'a> {
-    fn new(flags: &'a Flags, graphs: &'a [Graph], sites: &'a [Site]) -> anyhow::Result<Self> {
+    fn new(flags: &Flags, graphs: &'a [Graph], sites: &'a [Site]) -> anyhow::Result<Self> {
+        let job = |((arg, graph), site): ((&JobArg, &'a Graph), &'a Site)| {
+            arg.job(graph, site, "job.graph.json".to_owned(), Method::default())
+        };
+        let jobs = flags.graphs.iter().zip(graphs).zip(sites).map(job).collect();
+        let (device, recorded_options) = (&sites[0].device, BTreeMap::new());
+        let jobs = Jobs { jobs, device, budget: Bytes::ZERO, recorded_options };
+        let bare = jobs.jobs.iter().map(|job| Program::new(job.graph, job.latencies, &[]));
+        let bare = bare.collect::<Result<Vec<_>, _>>()?;
+        let unplanned = ways::round(&jobs, &bare.iter().collect::<Vec<_>>())?.time;
         let lives: Vec<Liveness> = graphs.iter().map(Liveness::of).collect();
-        let (peak, no_free) =
-            (lives.iter().map(|l| l.peak).sum(), lives.iter().map(|l| l.no_free).sum());
-        let (args, unplanned) = (&flags.graphs[..], Nanos::ZERO);
-        let mut scene = Self { args, graphs, sites, peak, no_free, unplanned };
-        let bare = |(graph, site): (&Graph, &Site)| Program::new(graph, &site.latencies, &[]);
-        let bare = graphs.iter().zip(sites).map(bare).collect::<Result<Vec<_>, _>>()?;
-        scene.unplanned = scene.round(&bare.iter().collect::<Vec<_>>())?.time;
-        Ok(scene)
-    }
-
-    /// All jobs beside each other, as they run by these programs.
-    fn round(&self, programs: &[&Program]) -> Result<Round, PlanError> {
-        // A round does not depend on the planners.
-        let jobs = self.jobs(&vec![Method::default(); self.graphs.len()], Bytes::ZERO);
-        ways::round(&jobs, programs)
-    }
-
-    fn jobs(&self, methods: &[Method], budget: Bytes) -> Jobs<'a> {
-        let job =
-            |(((arg, graph), site), method): (((&JobArg, &'a Graph), &'a Site), &Method)| Job {
-                graph,
-                file: ("job.graph.json".to_owned(), site.sha256.clone()),
-                latencies: &site.latencies as &[Latency],
-                method: method.clone(),
-                priority: arg.share.priority(),
-                swap_limit: arg.swap_limit,
-            };
-        let jobs = self.args.iter().zip(self.graphs).zip(self.sites).zip(methods).map(job);
-        let device = &self.sites[0].device;
-        Jobs { jobs: jobs.collect(), device, budget, recorded_options: BTreeMap::new() }
+        let peak = lives.iter().map(|l| l.peak).sum();
+        let no_free = lives.iter().map(|l| l.no_free).sum();
+        Ok(Self { graphs, jobs, peak, no_free, unplanned })
     }
 }
 
@@ -126,7 +108,7 @@ impl Case for Scene<'_> {
     type Made = Together;
 
     fn device(&self) -> &Profile {
-        &self.sites[0].device
+        self.jobs.device
     }
 
     fn peak(&self) -> Bytes {
@@ -139,7 +121,9 @@ impl Case for Scene<'_> {
         budget: Option<Bytes>,
         memo: &Memo,
     ) -> Result<Together, PlanError> {
-        let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
+        let mut jobs = self.jobs.clone();
+        jobs.budget = budget.unwrap_or_else(|| self.device().available());
+        jobs.jobs.iter_mut().zip(methods).for_each(|(job, method)| job.method = method.clone());
         match budget {
             Some(_) => together::make(&jobs, memo),
             None => together::minimum(&jobs, memo),
@@ -157,32 +141,31 @@ impl Case for Scene<'_> {
     fn figures(&self, together: &Together) -> anyhow::Result<Figures> {
         let of = &together.plan.figures;
         let programs: Vec<&Program> = together.parts.iter().map(|part| &part.program).collect();
-        let round = self.round(&programs)?;
+        // It does not depend on the planners.
+        let round = ways::round(&self.jobs, &programs)?;
         let again = |(part, graph): (&Arc<Planned>, _)| recomputed(&part.plan.jobs[0], graph);
         let resident =
             |course: &rounds::Course| engine::peak(&rounds::memory(&programs, &course.runs));
         let ends: Nanos = round.courses.iter().map(|c| c.end).sum();
-        let busy = |direction| {
-            let busy: Nanos = round.courses.iter().map(|c| busy(&c.carried, direction)).sum();
+        let [h2d_busy, d2h_busy] = [0, 1].map(|way| {
+            let busy: Nanos = round.courses.iter().map(|c| busy(&c.carried)[way]).sum();
             ratio(busy.0, ends.0)
-        };
+        });
         let runs = round.courses.iter().flat_map(|c| c.runs.iter().flatten());
+        let (planned, baselines) = ((of.peak_bytes, round.time), (self.peak, self.no_free));
+        let shares = Shares::of(planned, baselines, self.unplanned);
         Ok(Figures {
             peak_bytes: of.peak_bytes,
             seen_peak_bytes: round.courses.iter().map(resident).max().unwrap_or_default(),
             arena_bytes: of.arena_bytes,
             round_ns: round.time,
             in_turn_ns: of.iteration_ns,
-            shares: Shares::of(
-                (of.peak_bytes, round.time),
-                (self.peak, self.no_free),
-                self.unplanned,
-            ),
+            shares,
             moved_bytes: programs.iter().flat_map(|p| &p.copies).map(|c| c.bytes).sum(),
             recomputed_bytes: together.parts.iter().zip(self.graphs).map(again).sum(),
             late_copies: runs.map(|(_, run)| u64::from(run.late_copies)).sum(),
-            h2d_busy: busy(Direction::H2d),
-            d2h_busy: busy(Direction::D2h),
+            h2d_busy,
+            d2h_busy,
             overlapping_copies: round.courses.iter().map(|c| rounds::overlaps(&c.carried)).sum(),
             way: together.plan.options.get("way").cloned().unwrap_or_default(),
         })

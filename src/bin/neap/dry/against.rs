@@ -81,9 +81,9 @@ impl<'a> Against<'a> {
         let run = requests[found.begins..found.ends].iter().filter(step).count() as u64;
         let there = recorded.requests[at_start..].iter().filter(step).count() as u64;
         let first = found.first.map(|(here, there)| {
-            let place = here.and_then(|s| place(requests, s, allocations)).unwrap_or_default();
-            let at = here.map_or(requests.len(), |s| s.index);
-            format!("request {at} of the run, {}{place}; recorded: {}", words(here), words(there))
+            let place = place(requests, here, allocations).unwrap_or_default();
+            let (at, here, there) = (here.index, words(here), words(there));
+            format!("request {at} of the run, {here}{place}; recorded: {there}")
         });
         let reserved = recorded.snapshot.expected_reserved.as_ref();
         Self {
@@ -174,17 +174,13 @@ impl<'a> Against<'a> {
     }
 }
 
-fn words(step: Option<Step>) -> String {
-    match step {
-        None => "nothing more".to_owned(),
-        Some(step) if step.allocates => format!("{} bytes are allocated", step.bytes.0),
-        Some(step) => {
-            let age = step
-                .relation
-                .map_or("before the comparison".to_owned(), |n| format!("{n} allocations ago"));
-            format!("a block of {} bytes is freed that was made {age}", step.bytes.0)
-        }
+fn words(step: Step) -> String {
+    if step.allocates {
+        return format!("{} bytes are allocated", step.bytes.0);
     }
+    let ago = |count| format!("{count} allocations ago");
+    let age = step.relation.map_or("before the comparison".to_owned(), ago);
+    format!("a block of {} bytes is freed that was made {age}", step.bytes.0)
 }
 
 /// Where a request of the run comes from.

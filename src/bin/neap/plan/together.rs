@@ -6,7 +6,7 @@ use anyhow::bail;
 use neap::job::Graph;
 use neap::plan::Share;
 use neap::plan::overlap::{self, Overlapped};
-use neap::plan::together::{self, Job, Jobs, Memo, Together};
+use neap::plan::together::{self, Jobs, Memo, Together};
 use neap::report::table::Table;
 use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
@@ -36,14 +36,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut jobs = Vec::with_capacity(graphs.len());
     for (index, ((arg, graph), site)) in flags.graphs.iter().zip(&graphs).zip(&sites).enumerate() {
         recorded_options.extend(arg.record(Some(index)));
-        jobs.push(Job {
-            graph,
-            file: (graph_path(flags, &arg.path)?, site.sha256.clone()),
-            latencies: &site.latencies,
-            method: arg.limited(method.clone())?,
-            priority: arg.share.priority(),
-            swap_limit: arg.swap_limit,
-        });
+        let path = graph_path(flags, &arg.path)?;
+        jobs.push(arg.job(graph, site, path, arg.limited(method.clone())?));
     }
     if flags.overlap {
         if let Some(job) = flags.graphs.iter().find(|job| job.swap_limit != Share::ALL) {
@@ -57,7 +51,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let asked = Jobs { jobs, device: &device, budget: bytes, recorded_options };
     let started = Instant::now();
     let apart = |together| (together, None);
-    let shared = |overlapped: Overlapped| (overlapped.together.clone(), Some(overlapped));
+    let shared = |made: Overlapped| (made.together.clone(), Some(made));
     let working = progress::working(&format!("planning {} jobs", graphs.len()));
     let memo = Memo::on_all_cores();
     let made = match (flags.overlap, budget.is_some()) {
@@ -78,8 +72,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     prove_and_write(flags, &together.plan, &graphs)?;
     note(&format!("planned in {took:.1?}"));
     let printed = report(&together, overlapped.as_ref(), &graphs, peak);
-    let ending = Ending::printing(&printed, as_json);
-    let answer = ending.with(Answer::Yes)?;
+    let answer = Ending::printing(&printed, as_json).with(Answer::Yes)?;
     flags.output.iter().for_each(|path| output::written(path));
     Ok(answer)
 }

@@ -5,7 +5,11 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
+use neap::job::Graph;
+use neap::plan::together::Job;
 use neap::plan::{Method, Of, Share};
+
+use super::Site;
 
 /// A graph's file and the limits on the job's swaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +89,24 @@ impl JobArg {
             )
         };
         Ok(if self.share == Share::ALL { method } else { limited })
+    }
+
+    /// The job as `method` plans it beside others; `file` is its path in the plan.
+    pub fn job<'a>(
+        &self,
+        graph: &'a Graph,
+        site: &'a Site,
+        file: String,
+        method: Method,
+    ) -> Job<'a> {
+        Job {
+            graph,
+            file: (file, site.sha256.clone()),
+            latencies: &site.latencies,
+            method,
+            priority: self.share.priority(),
+            swap_limit: self.swap_limit,
+        }
     }
 
     /// What a plan records of the limits; with the job's number if the plan has several jobs.

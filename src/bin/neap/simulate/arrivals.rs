@@ -5,17 +5,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use neap::contract::Latency;
 use neap::device::Profile;
 use neap::device::latency::Table as Latencies;
 use neap::job::Graph;
 use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
-use neap::plan::together::{self, Job};
+use neap::plan::together;
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::Table;
 use neap::sim::beside::busy;
 use neap::sim::noise::Noise;
-use neap::sim::program::Direction;
 use neap::sim::share::policy::PACK;
 use neap::sim::share::rows;
 use neap::units::{Bytes, Nanos};
@@ -25,7 +23,7 @@ use super::Flags;
 use crate::accounting::{median, ratio};
 use crate::output::{self, Answer, Ending};
 use crate::progress;
-use crate::settings::{self, Budget, JobArg, Outputs};
+use crate::settings::{self, Budget, JobArg, Outputs, Site};
 
 /// The largest table that is read.
 const LARGEST: u64 = 64 << 20;
@@ -34,19 +32,13 @@ const LARGEST: u64 = 64 << 20;
 /// for `neap plan`.
 const COLUMNS: &str = "graph,submit_s,iterations";
 
-/// A parsed row.
-struct Coming {
-    job: JobArg,
-    submitted: Nanos,
-    iterations: u32,
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
+/// Reads each job, when it is submitted and how many iterations it runs.
+fn read(path: &Path) -> anyhow::Result<Vec<(JobArg, Nanos, u32)>> {
     let folder = path.parent().unwrap_or(Path::new(""));
-    let mut all: Vec<Coming> = Vec::new();
+    let mut all: Vec<(JobArg, Nanos, u32)> = Vec::new();
     rows::read(path, LARGEST, COLUMNS, COLUMNS, |row| {
         let submitted = row.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
-        if all.last().is_some_and(|last| last.submitted > submitted) {
+        if all.last().is_some_and(|last| last.1 > submitted) {
             let at = row.cell("submit_s").unwrap_or_default();
             return Err(format!("{at} s is before the job above came; sort the lines by submit_s"));
         }
@@ -55,11 +47,9 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
             text.parse().ok().filter(|n| (1..=100_000).contains(n))
         })?;
         let graph = row.cell("graph").ok_or("it names no graph")?;
-        all.push(Coming {
-            job: JobArg::read(folder.join(graph).into_os_string())?,
-            submitted,
-            iterations: iterations.ok_or("iterations is empty; say how many it runs")?,
-        });
+        let job = JobArg::read(folder.join(graph).into_os_string())?;
+        let iterations = iterations.ok_or("iterations is empty; say how many it runs")?;
+        all.push((job, submitted, iterations));
         Ok(())
     })?;
     if all.is_empty() {
@@ -81,18 +71,18 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
     let policy = flags.policy.unwrap_or(&PACK);
     let real = flags.real.as_deref().map(Latencies::read).transpose()?;
     // Each graph is read once.
-    let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();
+    let mut graphs: BTreeMap<PathBuf, (Graph, Site)> = BTreeMap::new();
     let learned = flags.device.read()?;
-    for (index, job) in coming.iter().enumerate() {
-        if !graphs.contains_key(&job.job.path) {
-            let mut graph = settings::graph(&job.job.path)
+    for (index, (job, ..)) in coming.iter().enumerate() {
+        if !graphs.contains_key(&job.path) {
+            let mut graph = settings::graph(&job.path)
                 .with_context(|| format!("{}: job {index}", table.display()))?;
             let site = learned.resolve(&mut graph)?;
-            graphs.insert(job.job.path.clone(), (graph, site.latencies, site.sha256));
+            graphs.insert(job.path.clone(), (graph, site));
         }
     }
     let device = learned.device;
-    let all: Vec<&Graph> = coming.iter().map(|c| &graphs[&c.job.path].0).collect();
+    let all: Vec<&Graph> = coming.iter().map(|(job, ..)| &graphs[&job.path].0).collect();
     let budget = flags.budget.unwrap_or(Budget::Bytes(device.available()));
     let Some(budget) = budget.resolve(together::unplanned_peak(&all), &device)? else {
         bail!(
@@ -100,20 +90,10 @@ pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer
         )
     };
     let mut arrivals = Vec::with_capacity(coming.len());
-    for job in &coming {
-        let (graph, latencies, hash) = &graphs[&job.job.path];
-        arrivals.push(Arrival {
-            job: Job {
-                graph,
-                file: (job.job.path.display().to_string(), hash.clone()),
-                latencies,
-                method: job.job.limited(flags.planner.clone().unwrap_or_default())?,
-                priority: job.job.share.priority(),
-                swap_limit: job.job.swap_limit,
-            },
-            submitted: job.submitted,
-            iterations: job.iterations,
-        });
+    for &(ref job, submitted, iterations) in &coming {
+        let ((graph, site), path) = (&graphs[&job.path], job.path.display().to_string());
+        let method = job.limited(flags.planner.clone().unwrap_or_default())?;
+        arrivals.push(Arrival { job: job.job(graph, site, path, method), submitted, iterations });
     }
     outputs.apart_from_what_was_read()?;
     let bar = progress::bar(arrivals.len() as u64, "jobs ended");
@@ -209,8 +189,7 @@ fn report(
     let queuing = mean(|job| job.iterations.first().map(|iteration| iteration.0));
     let (completion, replans) = (mean(|job| job.ended), outcome.replans);
     let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
-    let [up, down] = [Direction::H2d, Direction::D2h]
-        .map(|direction| ratio(busy(&outcome.carried, direction).0, end.0));
+    let [up, down] = busy(&outcome.carried).map(|busy| ratio(busy.0, end.0));
     let text = format!(
         "{table}\n{waiting}{policy}: all ended after {end}; queuing {queuing} and completion \
          {completion} in the mean; planned anew {replans} times; the link was busy {:.1} % of the \

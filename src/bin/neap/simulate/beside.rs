@@ -10,7 +10,7 @@ use neap::report::curve::{Curve, Line, svg};
 use neap::report::table::Table;
 use neap::sim::beside::{WHOLE, Work, busy};
 use neap::sim::engine::{self, Deadlock, Durations, Run};
-use neap::sim::program::{Direction, Program};
+use neap::sim::program::Program;
 use neap::sim::rounds::{self, Course, Side};
 use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
@@ -126,8 +126,7 @@ fn report(
             "window_wait_ns": waited,
         }));
     }
-    let [up, down] = [Direction::H2d, Direction::D2h]
-        .map(|direction| ratio(busy(&course.carried, direction).0, course.end.0));
+    let [up, down] = busy(&course.carried).map(|busy| ratio(busy.0, course.end.0));
     let (peak, budget, end) = (engine::peak(memory), plan.budget, course.end);
     let mut text = format!(
         "{table}\nall ended after {end}, {in_turn} one after another; largest sum of resident bytes \

@@ -1,6 +1,6 @@
 //! How scripts that share one GPU divide its memory.
 //!
-//! All scripts whose iterations are known are planned together ([`together::parts_with`]), by
+//! All scripts whose iterations are known are planned together ([`together::make`]), by
 //! swapping alone. A script's share is its part of that plan's arena, with the bytes that are left
 //! over divided in proportion. The script itself fills its share: only it knows what PyTorch can
 //! carry out, and what can be computed again. A script that runs by a plan made before has the
@@ -194,10 +194,10 @@ impl Shares {
         if jobs.len() > 1 {
             let recorded_options = BTreeMap::new();
             let asked = Jobs { jobs, device: &self.device, budget: free, recorded_options };
-            match together::parts_with(&asked, &self.memo) {
-                Ok(parts) => {
+            match together::make(&asked, &self.memo) {
+                Ok(made) => {
                     let arena = |part: &Arc<Planned>| part.plan.figures.arena_bytes.0.max(1);
-                    weights = parts.iter().map(arena).collect();
+                    weights = made.parts.iter().map(arena).collect();
                 }
                 Err(PlanError::Infeasible(no)) => note(&format!(
                     "neap: by swapping alone the scripts need {} together, more than {free}; \

@@ -64,7 +64,7 @@ impl Engine<'_> {
 
     /// A running job's clock.
     pub(super) fn clock(&self, job: u32) -> &Clock {
-        self.clocks.get(&self.clock_of[job as usize]).unwrap_or(&self.stopped)
+        &self.clocks[&self.clock_of[job as usize]]
     }
 
     /// A running job's clock, to be changed.
@@ -98,9 +98,8 @@ impl Engine<'_> {
         let id = if !by_lane {
             0
         } else if self.compares_service() {
-            let served = u128::from(self.jobs[job as usize].work.0)
-                - u128::from(self.remaining[job as usize]);
-            let at = served << FINE;
+            let served = self.jobs[job as usize].work.0 - self.remaining[job as usize];
+            let at = u128::from(served) << FINE;
             let known = self.clocks.iter().find(|(_, clock)| clock.at == at).map(|(id, _)| *id);
             let new = self.clocks.last_key_value().map_or(0, |last| last.0 + 1);
             let id = known.unwrap_or(new);
@@ -114,7 +113,7 @@ impl Engine<'_> {
 
     /// A resident's lane; 0 if it has none.
     pub(super) fn lane_of(&self, job: u32) -> LaneId {
-        self.room.resident(job).and_then(|resident| resident.1).unwrap_or(0)
+        self.room.lane_of(job).unwrap_or(0)
     }
 
     /// The group that runs and the group with the next more service, where groups catch up.

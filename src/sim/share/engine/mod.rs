@@ -10,7 +10,6 @@
 //! is packed once the jobs whose memory moves are between two iterations, and packing takes time.
 
 mod clock;
-mod record;
 mod room;
 mod schedule;
 mod turns;
@@ -27,7 +26,7 @@ use super::layout::{Item, Layout};
 use super::mechanism::{Mechanism, Settings};
 use super::memory::Need;
 use super::policy::{Policy, Style};
-use super::result::{JobResult, Outcome, Verdict};
+use super::result::{JobResult, Moment, Outcome, Verdict};
 use crate::units::{Bytes, Nanos, id32, saturated};
 
 /// How many waiting jobs are tried when room is free, in the policy's order.
@@ -132,11 +131,9 @@ struct Engine<'a> {
     now: u64,
     /// The running jobs, by clock.
     clocks: BTreeMap<ClockId, Clock>,
-    /// What a job that does not run is on.
-    stopped: Clock,
     clock_of: Vec<ClockId>,
     serving: u64,
-    /// Sum over running jobs of bytes needed and of iteration times, for the cost of paging.
+    /// Sum of the running jobs' iteration times, for the cost of paging.
     iterations: u128,
     state: Vec<State>,
     remaining: Vec<u64>,
@@ -293,14 +290,9 @@ impl<'a> Engine<'a> {
         {
             let id = id32(self.next);
             self.next += 1;
-            let early = if !self.room.ever(job.need) {
-                Some(Verdict::NeverFits)
-            } else if job.work == Nanos::ZERO {
-                Some(Verdict::Empty)
-            } else {
-                None
-            };
-            if let Some(verdict) = early {
+            let fits = self.room.ever(job.need);
+            if !fits || job.work == Nanos::ZERO {
+                let verdict = if fits { Verdict::Empty } else { Verdict::NeverFits };
                 let result = &mut self.outcome.jobs[id as usize];
                 (result.verdict, result.end) = (verdict, job.submit);
                 let (persistent, ephemeral) = job.need;
@@ -332,14 +324,8 @@ impl<'a> Engine<'a> {
                 self.waiting.remove(&self.line_key(job));
                 self.services.remove(&job);
             }
-            State::Idle => {
-                self.idle.remove(&self.idle_key(job));
-                self.release(job);
-            }
-            State::Running => {
-                self.take_off(job);
-                self.release(job);
-            }
+            State::Idle => _ = self.idle.remove(&self.idle_key(job)),
+            State::Running => self.take_off(job),
             State::Serving => {
                 self.serving -= u64::from(self.demand(job));
                 let result = &mut self.outcome.jobs[index];
@@ -349,9 +335,9 @@ impl<'a> Engine<'a> {
                     result.dilation = u32::try_from(mean).unwrap_or(u32::MAX).max(1000);
                 }
                 result.served = Nanos(time);
-                self.release(job);
             }
         }
+        self.release(job);
         self.state[index] = State::Away;
         self.there.remove(&job);
         let result = &mut self.outcome.jobs[index];
@@ -465,5 +451,43 @@ impl<'a> Engine<'a> {
             * u128::from(it.utilisation)
             / 1_000_000_000_000;
         u32::try_from(asked).unwrap_or(u32::MAX).clamp(1, WHOLE)
+    }
+
+    /// Records memory over time, and why one job waits.
+    fn record(&mut self) {
+        if self.keep.moments {
+            let (persistent, lanes) = if self.settings.mechanism == Mechanism::Lanes {
+                let lanes = self.room.lanes().iter().map(|(id, lane)| (*id, lane.size));
+                (self.room.persistent(), lanes.collect())
+            } else {
+                (Bytes::ZERO, vec![(0, self.room.used())])
+            };
+            self.outcome.moments.push(Moment { at: Nanos(self.now), persistent, lanes });
+        }
+        let Some(job) = self.keep.reasons else { return };
+        let need = self.needs[job as usize];
+        let name = |j: u32| &self.jobs[j as usize].name;
+        let ahead = || match (self.runs().next(), self.runs().count()) {
+            (None, _) => "no job".to_owned(),
+            (Some(first), 1) => format!("`{}`", name(first)),
+            (Some(first), n) => format!("`{}` and {} more", name(first), n - 1),
+        };
+        let text = match self.state[job as usize] {
+            State::Away => return,
+            State::Running if self.clock(job).drains.iter().any(|d| d.1 == job) => {
+                "finishes its iteration, then gives way".to_owned()
+            }
+            State::Running => "runs".to_owned(),
+            State::Serving => "serves".to_owned(),
+            State::Idle => format!("is in and waits for its turn: {} runs", ahead()),
+            State::Waiting => {
+                let what = if need.0 + need.1 > self.room.free() { "memory" } else { "its turn" };
+                let before = self.waiting.iter().position(|k| k.2 == job).unwrap_or(0);
+                format!("waits for {what}, {before} before it: {} runs", ahead())
+            }
+        };
+        if self.outcome.reasons.last().is_none_or(|r| r.1 != text) {
+            self.outcome.reasons.push((Nanos(self.now), text));
+        }
     }
 }

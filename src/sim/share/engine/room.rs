@@ -23,18 +23,6 @@ impl Engine<'_> {
         taken
     }
 
-    /// Admits an inference job, as [`Engine::let_in`].
-    pub(super) fn let_in_service(&mut self, job: u32) -> bool {
-        let need = self.needs[job as usize];
-        let taken = self.beside_turns(job, need) && self.take(job, need, Join::Serve);
-        if taken {
-            self.served.add(job, need);
-            self.outcome.jobs[job as usize].admitted = Some(Nanos(self.now));
-        }
-        self.reseat();
-        taken
-    }
-
     pub(super) fn take(&mut self, id: u32, need: Need, join: Join) -> bool {
         let taken = self.room.admit(id, need, join).is_some();
         self.touch(id);
@@ -53,27 +41,26 @@ impl Engine<'_> {
     }
 
     fn touch(&mut self, id: u32) {
-        if self.layout.is_some()
-            && let Some((_, lane)) = self.room.resident(id)
-        {
+        if self.layout.is_some() && self.room.residents().contains_key(&id) {
             self.touched.push(Item::Persistent(id));
-            self.touched.extend(lane.map(Item::Lane));
+            self.touched.extend(self.room.lane_of(id).map(Item::Lane));
         }
     }
 
-    /// Frees the memory of an admitted job.
+    /// Frees the memory of a job, if it is admitted.
     pub(super) fn release(&mut self, job: u32) {
-        let need = self.needs[job as usize];
-        self.freed = true;
-        if self.state[job as usize] == State::Serving {
-            self.served.remove(job, need);
-            self.give(job);
-            return self.reseat();
+        let (need, state) = (self.needs[job as usize], self.state[job as usize]);
+        self.freed |= state != State::Waiting;
+        match state {
+            State::Waiting => {}
+            State::Serving => {
+                self.served.remove(job, need);
+                self.give(job);
+                self.reseat();
+            }
+            _ if self.turns_move() => self.leave_turns(job, need),
+            _ => self.give(job),
         }
-        if self.turns_move() {
-            return self.leave_turns(job, need);
-        }
-        self.give(job);
     }
 
     /// The idle job that comes last in the policy's order among those that `may` go to the host.
@@ -114,9 +101,9 @@ impl Engine<'_> {
         self.outcome.outgrown += 1;
         self.stop(job, at);
         if self.state[job as usize] == State::Idle {
-            let out = self.send_away(job);
-            self.outcome.moved += u128::from(out.0);
-        } else if self.settings.mechanism != Mechanism::Checkpoint {
+            self.send_away(job);
+        }
+        if self.settings.mechanism != Mechanism::Checkpoint {
             self.outcome.moved += u128::from(from.0.0);
         }
         // Ranks do not depend on needs, so the job keeps its place in line.
@@ -129,18 +116,13 @@ impl Engine<'_> {
         if self.turns_move() {
             return self.widen_turns(job, from, to);
         }
-        loop {
-            if self.room.grow(job, to) {
-                self.touch(job);
-                return true;
-            }
-            if !matches!(self.style, Style::Fill | Style::UntilBusy) {
-                return false;
-            }
+        while !self.room.grow(job, to) {
             let Some(victim) = self.victim(|_| true) else { return false };
             let out = self.send_away(victim);
             self.outcome.moved += u128::from(out.0);
         }
+        self.touch(job);
+        true
     }
 
     pub(super) fn say(&mut self, job: u32, text: impl FnOnce() -> String) {
@@ -158,19 +140,17 @@ impl Engine<'_> {
             return;
         }
         let moved = layout.update(&self.room, &mut self.touched);
-        self.touched.clear();
-        let runs = |job: u32| self.state.get(job as usize) == Some(&State::Running);
         let mut shifted: Vec<u32> = Vec::new();
-        for item in layout.shifted() {
+        for item in moved.items {
             match item {
-                Item::Persistent(job) => shifted.push(*job),
+                Item::Persistent(job) => shifted.push(job),
                 Item::Lane(lane) => {
-                    let lane = self.room.lane(*lane);
+                    let lane = self.room.lanes().get(&lane);
                     shifted.extend(lane.iter().flat_map(|l| l.members.iter().map(|m| m.1)));
                 }
             }
         }
-        shifted.retain(|job| runs(*job));
+        shifted.retain(|job| self.state.get(*job as usize) == Some(&State::Running));
         shifted.sort_unstable();
         shifted.dedup();
         if moved.defragmentations > 0 || moved.bytes > Bytes::ZERO {
@@ -242,7 +222,7 @@ impl Engine<'_> {
         let nowhere = self.layout.is_some()
             && (picture.residents.iter().any(|r| r.at.is_none())
                 || picture.lanes.iter().any(|l| l.2.is_none()));
-        let homeless = self.runs().any(|job| self.room.resident(job).is_none_or(|r| r.1.is_none()));
+        let homeless = self.runs().any(|job| self.room.lane_of(job).is_none());
         let verdict = match check(&picture) {
             Ok(()) if nowhere => Err("something lies nowhere".to_owned()),
             Ok(()) if homeless && !self.turns_move() => Err("a job runs without a lane".to_owned()),

@@ -35,21 +35,27 @@ impl Engine<'_> {
     /// Admits some of the waiting inference jobs. Returns whether there may be more.
     fn serve(&mut self) -> bool {
         let asking: Vec<u32> = self.services.iter().copied().take(LOOK).collect();
-        let (asked, mut came) = (asking.len(), 0);
+        let (asked, before) = (asking.len(), self.services.len());
         for job in asking {
-            if !self.let_in_service(job) {
+            let need = self.needs[job as usize];
+            let taken = self.beside_turns(job, need) && self.take(job, need, Join::Serve);
+            if taken {
+                self.served.add(job, need);
+                self.services.remove(&job);
+            }
+            self.reseat();
+            if !taken {
                 continue;
             }
-            came += 1;
-            self.services.remove(&job);
-            let it = &self.jobs[job as usize];
+            let (it, now) = (&self.jobs[job as usize], Some(Nanos(self.now)));
             self.state[job as usize] = State::Serving;
             self.serving += u64::from(self.demand(job));
             self.slow_at.insert(job, self.slow);
-            self.outcome.jobs[job as usize].start = Some(Nanos(self.now));
+            let result = &mut self.outcome.jobs[job as usize];
+            (result.admitted, result.start) = (now, now);
             self.timers.push(Reverse((self.now.saturating_add(it.work.0), job)));
         }
-        asked == LOOK && came > 0
+        asked == LOOK && self.services.len() < before
     }
 
     /// When a job becomes overdue.
@@ -96,19 +102,18 @@ impl Engine<'_> {
                     came
                 }
             };
-            let (mut again, mut refused) = (closed.is_some() || looked.len() >= LOOK, false);
+            let mut again = closed.is_some() || looked.len() >= LOOK;
             for job in looked {
                 if self.let_in(job, join) {
                     self.waiting.remove(&self.line_key(job));
                     then(self, job);
                 } else {
-                    refused = true;
+                    again = false;
                     if !skips {
                         break;
                     }
                 }
             }
-            again &= !refused;
             if !again {
                 return;
             }
@@ -201,20 +206,14 @@ impl Engine<'_> {
     /// Which jobs should run: the policy's decision over running, resident and waiting jobs.
     fn wanted(&self) -> Vec<u32> {
         let lanes = &self.room;
-        let mut running: Vec<Key> = self.runs().map(|job| self.key(job)).collect();
-        running.sort_unstable();
-        let mut lines = [
-            Box::new(running.into_iter()) as Box<dyn Iterator<Item = Key>>,
-            Box::new(self.idle.iter().map(|idle| idle.1)),
-            Box::new(self.waiting.iter().copied()),
-        ]
-        .map(Iterator::peekable);
-        let merged = std::iter::from_fn(move || {
-            let first = lines.iter_mut().filter_map(|line| line.peek().copied()).min()?;
-            lines.iter_mut().find_map(|line| line.next_if_eq(&first)).map(|key| key.2)
-        });
+        let mut keys: Vec<Key> = self.runs().map(|job| self.key(job)).collect();
+        // No idle job has a lane, so these are the first in the policy's order.
+        keys.extend(self.idle.iter().take(LOOK).map(|idle| idle.1));
+        keys.extend(self.waiting.iter().take(LOOK));
+        keys.sort_unstable();
         let head = self.overdue();
-        let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
+        let merged = keys.into_iter().map(|key| key.2).filter(|job| Some(*job) != head);
+        let ranked = head.into_iter().chain(merged).take(LOOK);
         // Services stay. Persistent memory stays too where the policy does not move it.
         let served = Bytes(saturated(self.served.persistent).min(u64::MAX / 4));
         let mut taken =

@@ -55,12 +55,11 @@ impl Engine<'_> {
     /// turn.
     pub(super) fn take_turns(&mut self, job: u32, need: Need) -> bool {
         let Some(seats) = self.seats(need) else { return false };
+        self.sharers.add(job, need);
         if seats == Seated::All && self.seated != Seated::One {
             self.seated = Seated::All;
-            self.sharers.add(job, need);
             return self.take(job, need, Join::Share);
         }
-        self.sharers.add(job, need);
         self.reseat();
         true
     }
@@ -112,20 +111,6 @@ impl Engine<'_> {
             return;
         }
         self.unseat();
-        self.seat(seats);
-    }
-
-    fn unseat(&mut self) {
-        match std::mem::replace(&mut self.seated, Seated::Empty) {
-            Seated::Empty => {}
-            Seated::All => {
-                self.sharers.jobs().into_iter().for_each(|job| self.give(job));
-            }
-            Seated::One => self.give(TURN),
-        }
-    }
-
-    fn seat(&mut self, seats: Seated) {
         self.seated = seats;
         match seats {
             Seated::Empty => {}
@@ -141,6 +126,14 @@ impl Engine<'_> {
                 self.turn = (sum.saturating_sub(lane.max(served)), lane);
                 self.take(TURN, self.turn, Join::Share);
             }
+        }
+    }
+
+    fn unseat(&mut self) {
+        match std::mem::replace(&mut self.seated, Seated::Empty) {
+            Seated::Empty => {}
+            Seated::All => self.sharers.jobs().into_iter().for_each(|job| self.give(job)),
+            Seated::One => self.give(TURN),
         }
     }
 }

@@ -46,14 +46,9 @@ fn seconds(outcome: &Outcome) -> Vec<[u64; 3]> {
     outcome.jobs.iter().map(|job| times(job).map(|time| time.unwrap().0 / S)).collect()
 }
 
-/// Simulates with every change proved safe.
+/// Simulates with every change proved safe, and with the reasons why the first job waited.
 fn run(jobs: &[Job], name: &str, settings: &Settings) -> Outcome {
-    explained(jobs, name, settings, None)
-}
-
-/// As [`run`], with the reasons why a job waited.
-fn explained(jobs: &[Job], name: &str, settings: &Settings, reasons: Option<u32>) -> Outcome {
-    let keep = Keep { moments: true, reasons, proof: true };
+    let keep = Keep { moments: true, reasons: Some(0), proof: true };
     let outcome = simulate(jobs, policy::find(name).unwrap(), settings, keep);
     assert_eq!(outcome.harm, None, "{name}, {settings:?}");
     outcome
@@ -184,7 +179,7 @@ fn outgrowing(name: &str, work: u64, admitted: (u64, u64), gib: (u64, u64)) -> J
 
 #[test]
 fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
-    let go = |jobs: &[Job], name| explained(jobs, name, &lanes(Mode::Neap), Some(0));
+    let go = |jobs: &[Job], name| run(jobs, name, &lanes(Mode::Neap));
     let says = |outcome: &Outcome, what: &str| {
         let when = outcome.reasons.iter().find(|reason| reason.1.contains(what));
         when.unwrap_or_else(|| panic!("no `{what}` in {:?}", outcome.reasons)).0.0
