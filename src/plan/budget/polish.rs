@@ -60,8 +60,13 @@ const CALM: u64 = 16;
 
 /// Whether there is enough to gain.
 pub(super) fn slow(planned: &Planned) -> bool {
+    adds_more(planned, SLOW)
+}
+
+/// Whether a plan adds more than this part of the unplanned time.
+fn adds_more(planned: &Planned, part: u64) -> bool {
     let unplanned = planned.plan.figures.unplanned_iteration_ns.0;
-    planned.run.iteration.0 > unplanned + unplanned / SLOW
+    planned.run.iteration.0 > unplanned + unplanned / part
 }
 
 /// The plan or a quicker one.
@@ -86,9 +91,7 @@ pub(super) fn polish(
     let given = [basis.target, budget.max(basis.target)].map(given);
     let Options { effort, thorough, .. } = basis.options;
     // Beyond that it is the link that everything waits for, and a search at random finds little.
-    let unplanned = best.plan.figures.unplanned_iteration_ns.0;
-    let calm = best.run.iteration.0 <= unplanned + unplanned / CALM;
-    let more = basis.framework.is_none() && (effort > EFFORT || calm);
+    let more = basis.framework.is_none() && (effort > EFFORT || !adds_more(&best, CALM));
     let pairs = thorough && basis.options.pairs;
     let options = Options { pairs, ..basis.options.clone() };
     let random = (more && options.random).then_some(Before::Random);

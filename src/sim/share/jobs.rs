@@ -144,14 +144,12 @@ impl Given<'_> {
         }
         let need = match (sizes, row.cell("workload")) {
             ((Some(persistent), Some(ephemeral)), _) => (persistent, ephemeral),
-            ((None, None), Some(workload)) => {
-                self.memory.get(workload).copied().ok_or_else(|| {
-                    format!(
-                        "the workload `{workload}` is not in the memory table; add it there \
+            ((None, None), Some(workload)) => *self.memory.get(workload).ok_or_else(|| {
+                format!(
+                    "the workload `{workload}` is not in the memory table; add it there \
                      (--memory), or give persistent_bytes and ephemeral_bytes"
-                    )
-                })?
-            }
+                )
+            })?,
             ((None, None), None) => {
                 Err("gives no memory; fill in workload, graph, estimate, or persistent_bytes and \
                  ephemeral_bytes")?

@@ -101,9 +101,8 @@ impl Engine<'_> {
         self.outcome.outgrown += 1;
         self.stop(job, at);
         if self.state[job as usize] == State::Idle {
-            self.send_away(job);
-        }
-        if self.settings.mechanism != Mechanism::Checkpoint {
+            self.outcome.moved += u128::from(self.send_away(job).0);
+        } else if self.settings.mechanism != Mechanism::Checkpoint {
             self.outcome.moved += u128::from(from.0.0);
         }
         // Ranks do not depend on needs, so the job keeps its place in line.
@@ -117,6 +116,9 @@ impl Engine<'_> {
             return self.widen_turns(job, from, to);
         }
         while !self.room.grow(job, to) {
+            if !matches!(self.style, Style::Fill | Style::UntilBusy) {
+                return false;
+            }
             let Some(victim) = self.victim(|_| true) else { return false };
             let out = self.send_away(victim);
             self.outcome.moved += u128::from(out.0);
