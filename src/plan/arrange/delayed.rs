@@ -26,8 +26,8 @@ const LARGE: u64 = 4;
 const PART: u64 = 3;
 
 /// Ways to spread the pieces of a large update over the backward. Of beginnings of 0 to 35 %, for
-/// three VGGs and an AlexNet at 70 to 40 % of their peak on an a6000, each of the first three is the
-/// best for some. The last two make plans of four VGGs quicker at 80 to 40 % on an rtx4090, an
+/// three VGGs and an AlexNet at 70 to 40 % of their peak on an a6000, each of the first three is
+/// the best for some. The last two make plans of four VGGs quicker at 80 to 40 % on an rtx4090, an
 /// a6000 and an h100, by up to 7 %.
 const SPREADS: [Spread; 5] = [
     Spread { begin: 0, at_once: 0, pace: 100 },
