@@ -146,7 +146,7 @@ fn try_all(
             bounds.peak(added)
         );
         let least = bounds
-            .iteration(peak)
+            .iteration_for(peak, Nanos(u64::MAX))
             .unwrap_or_else(|| panic!("seed {seed}: {peak:?} is below the floor"));
         assert!(least <= time, "seed {seed}: {time:?} at {peak:?} beats {least:?}: {decisions:?}");
         if added == Nanos::ZERO {

@@ -70,6 +70,7 @@ mod moment;
 
 use moment::{Copied, Moment, Recomputed, denser, rank};
 
+use super::relax;
 use super::residency::{Lifetime, Residencies};
 use crate::compact::CompactSort;
 use crate::contract::Latency;
@@ -84,6 +85,9 @@ use crate::units::{Bytes, Nanos, TensorId};
 const PARTS: u32 = 96;
 const CLOSE: usize = 4;
 
+/// A bound is close to a plan's time where it is less than this part of it below.
+const ENOUGH: u64 = 1000;
+
 /// The number of operators tried in such a part, times the operators of the job. All of the part is
 /// tried up to about twenty thousand operators.
 const LOOKS: usize = 4_000_000;
@@ -91,6 +95,8 @@ const LOOKS: usize = 4_000_000;
 /// The bounds of one job on one link.
 #[derive(Clone, Debug)]
 pub struct Bounds<'a> {
+    latencies: Vec<Latency>,
+    link: Link,
     residencies: Residencies<'a>,
     /// For each operator, the bytes resident during it without a plan.
     standing: Vec<u64>,
@@ -243,6 +249,8 @@ impl<'a> Bounds<'a> {
         let within = residencies.lifetimes.iter().map(within).collect();
         let stride = (width as usize).div_ceil((LOOKS / graph.operators.len().max(1)).max(1));
         Self {
+            latencies: latencies.to_vec(),
+            link: *link,
             within,
             stride,
             residencies,
@@ -307,13 +315,35 @@ impl<'a> Bounds<'a> {
             seen.push((highest, part));
         }
         seen.sort_unstable_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
-        seen.into_iter().take(CLOSE).any(|(_, part)| {
+        let close = seen.into_iter().take(CLOSE).any(|(_, part)| {
             self.parts[part].operators().step_by(self.stride).any(|q| look(q) > budget.0)
-        })
+        });
+        let more = Nanos(added.0.saturating_add(1));
+        close || self.together(budget, more) >= more
+    }
+
+    /// What all instants together prove that a plan adds; no more than `enough` is looked for.
+    fn together(&self, budget: Bytes, enough: Nanos) -> Nanos {
+        let (graph, late) = (self.residencies.graph, self.loose.is_some());
+        relax::added(graph, &self.latencies, &self.link, budget, late, enough)
+    }
+
+    /// As [`Self::iteration`], from all instants together too ([`crate::relax`]), for a plan with
+    /// this time: where the bound is close to it, no better one is looked for.
+    #[must_use]
+    pub fn iteration_for(&self, budget: Bytes, plan: Nanos) -> Option<Nanos> {
+        let bound = self.iteration(budget)?;
+        let enough = plan.saturating_sub(Nanos(plan.0 / ENOUGH));
+        if bound >= enough {
+            return Some(bound);
+        }
+        let total = Nanos(self.total());
+        let added = self.together(budget, enough.saturating_sub(total));
+        Some(bound.max(total + added))
     }
 
     /// A lower bound on the iteration's time of every plan with a peak of at most `budget`; `None`
-    /// if there is no such plan.
+    /// if there is no such plan. It looks at one instant at a time.
     #[must_use]
     pub fn iteration(&self, budget: Bytes) -> Option<Nanos> {
         if budget.0 < self.floor {

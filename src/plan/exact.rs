@@ -201,7 +201,8 @@ fn case(
     let peak = budget::unplanned(&request).expect("unplanned").plan.figures.peak_bytes;
     let budget = Bytes(peak.0 * share / 100 / 512 * 512);
     let (early, of_early) = early_job(graph, latencies);
-    let bound = Bounds::any_order(&early, &of_early, &device.link).iteration(budget);
+    let bounds = Bounds::any_order(&early, &of_early, &device.link);
+    let bound = bounds.iteration_for(budget, Nanos(u64::MAX));
     let planned = match make_for(&Request { budget, ..request }, None) {
         Ok(arranged) => Some(arranged.planned.run.iteration),
         Err(PlanError::Infeasible(_)) => None,

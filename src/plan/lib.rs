@@ -32,6 +32,7 @@ pub mod pinned;
 pub mod place;
 pub mod planner;
 pub mod recompute;
+pub mod relax;
 pub mod residency;
 pub mod robust;
 pub mod share;

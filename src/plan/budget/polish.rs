@@ -64,7 +64,7 @@ pub(super) fn slow(planned: &Planned) -> bool {
 }
 
 /// Whether a plan adds more than this part of the unplanned time.
-fn adds_more(planned: &Planned, part: u64) -> bool {
+pub(super) fn adds_more(planned: &Planned, part: u64) -> bool {
     let unplanned = planned.plan.figures.unplanned_iteration_ns.0;
     planned.run.iteration.0 > unplanned + unplanned / part
 }

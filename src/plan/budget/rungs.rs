@@ -12,7 +12,7 @@
 //!
 //! Where the plan takes no longer than the unplanned job, nothing is tried.
 
-use super::polish::{polish, slow};
+use super::polish::{adds_more, polish, slow};
 use super::{Infeasible, PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
 use crate::bound::Bounds;
 use crate::job::liveness::Liveness;
@@ -50,6 +50,9 @@ fn parts_below(peak: Bytes, budget: Bytes, parts: u64) -> impl Iterator<Item = B
 /// it; 14 % was the most.
 const MOST: u64 = 4;
 
+/// Where a plan adds no more than this part of the unplanned time, no other is looked for.
+const LITTLE: u64 = 256;
+
 /// Even with an `n`th less time it is no quicker than the rival.
 fn hopeless(planned: &Planned, n: u64, rival: Option<Nanos>) -> bool {
     let time = planned.run.iteration.0;
@@ -57,34 +60,38 @@ fn hopeless(planned: &Planned, n: u64, rival: Option<Nanos>) -> bool {
 }
 
 /// What comes of the plan that was made at first for a budget. Where it is slow, the job is also
-/// planned without dead inputs that live on ([`neap::Options::extend`]): that search goes other
-/// ways, and often better ones.
+/// planned without dead inputs that live on ([`neap::Options::extend`]) and from what a linear
+/// program says ([`neap::Options::guide`]): these searches go other ways, and often better ones.
 fn on_rung(
     request: &Request<'_>,
     liveness: &Liveness,
     rival: Option<Nanos>,
     first: Planned,
 ) -> Result<Planned, PlanError> {
-    if !slow(&first) || hopeless(&first, MOST, rival) {
+    if hopeless(&first, MOST, rival) || !adds_more(&first, LITTLE) {
         return Ok(first);
     }
     // What is not below this does not get below the rival by polishing.
     let most = rival.map_or(u64::MAX, |r| r.0.saturating_add(r.0 / (polish::MOST - 1)));
-    let Method::Neap(options) = &request.method else {
-        return improved(request, liveness, rival, (first, most));
+    let slow = slow(&first);
+    let improved = |request: &Request<'_>, planned: Planned| {
+        if slow { improved(request, liveness, rival, (planned, most)) } else { Ok(planned) }
     };
+    let Method::Neap(options) = &request.method else { return improved(request, first) };
     let time = first.run.iteration.0;
     let limit = Nanos(most.min(time.saturating_add(time / polish::MOST)));
-    let twice = options.twice && options.extend && options.recompute;
-    let ways = if twice { 2 } else { 1 };
-    let made = in_parallel(ways, |way| {
-        if way == 0 {
-            return improved(request, liveness, rival, (first.clone(), most)).map(Some);
-        }
-        let method = Method::Neap(neap::Options { extend: false, ..options.clone() });
-        let request = Request { method, ..request.clone() };
+    let twice = slow && options.twice && options.extend && options.recompute;
+    let twice = twice.then(|| neap::Options { extend: false, ..options.clone() });
+    let guided = options.guide && options.swap;
+    let guided = guided.then(|| neap::Options { guided: true, ..options.clone() });
+    let ways: Vec<neap::Options> = twice.into_iter().chain(guided).collect();
+    let made = in_parallel(1 + ways.len(), |way| {
+        let Some(options) = way.checked_sub(1).map(|way| ways[way].clone()) else {
+            return improved(request, first.clone()).map(Some);
+        };
+        let request = Request { method: Method::Neap(options), ..request.clone() };
         match alone(&request, liveness, None, Some(limit), &mut None) {
-            Ok(planned) => improved(&request, liveness, rival, (planned, most)).map(Some),
+            Ok(planned) => improved(&request, planned).map(Some),
             Err(PlanError::Infeasible(_)) => Ok(None),
             Err(defect) => Err(defect),
         }

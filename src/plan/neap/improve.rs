@@ -14,9 +14,11 @@
 //! counts steps, so that plans do not depend on the machine.
 
 pub mod clear;
+mod guided;
 pub mod polish;
 pub mod random;
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -157,6 +159,9 @@ pub fn search<'a>(
         }
     }
     search.stream(&mut best, &none);
+    if options.guided {
+        search.guided(&mut best, &none);
+    }
     // Half of it from the clock without waiting, so that a plan without any is found where there is
     // one.
     let rest = search.left / 4 * 3;
@@ -255,6 +260,19 @@ impl<'a, 'o> Search<'a, 'o> {
         Chooser::new(residencies, setting)
     }
 
+    /// What comes of each of `count` starts. (In one piece: what runs on all cores is compiled anew
+    /// for every caller.)
+    fn choose_each<'s>(
+        &self,
+        count: usize,
+        start: &(dyn Fn(usize) -> (Variant, Cow<'s, [Rule]>) + Sync),
+    ) -> Vec<Found<'a>> {
+        in_parallel(count, |at| {
+            let (variant, rules) = start(at);
+            self.choose(variant, &rules)
+        })
+    }
+
     /// As [`Self::choose`], after choices that were made before.
     fn choose_after(
         &self,
@@ -338,7 +356,7 @@ impl<'a, 'o> Search<'a, 'o> {
         });
         let lingering = lingering.into_iter().filter(|_| self.options.lingering);
         let variants: Vec<Variant> = streamed.into_iter().chain(lingering).collect();
-        for found in in_parallel(variants.len(), |at| self.choose(variants[at], none)) {
+        for found in self.choose_each(variants.len(), &|at| (variants[at], none.into())) {
             if found.key < best.key {
                 *best = found;
             }
@@ -372,7 +390,7 @@ impl<'a, 'o> Search<'a, 'o> {
                     return;
                 }
                 let count = Self::at_once(most).min(next.len());
-                let all = in_parallel(count, |at| self.choose(next[at].1, none));
+                let all = self.choose_each(count, &|at| (next[at].1, none.into()));
                 for ((at, variant), found) in next.into_iter().zip(all) {
                     self.left -= 1;
                     tried.push(variant);
@@ -419,11 +437,11 @@ impl<'a, 'o> Search<'a, 'o> {
             if next.is_empty() {
                 return;
             }
-            let all = in_parallel(next.len(), |at| {
+            let all = self.choose_each(next.len(), &|at| {
                 let (tensor, swap) = next[at];
                 let mut rules = best.rules.clone();
                 rules[tensor.index()] = rules[tensor.index()].without(swap);
-                self.choose(best.variant, &rules)
+                (best.variant, rules.into())
             });
             for (change, found) in next.into_iter().zip(all) {
                 self.left -= 1;

@@ -101,6 +101,12 @@ pub struct Options {
     pub set_apart: Apart,
     /// Where the plan is slow, also make one without [`Self::extend`]: that search goes other ways.
     pub twice: bool,
+    /// Where the plan is slow, also make one from starts that are drawn from a linear program
+    /// ([`improve`]).
+    pub guide: bool,
+    /// This is that plan.
+    #[serde(skip)]
+    pub guided: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
     /// Change two choices of the plan at once too, where single ones are changed for a framework's
@@ -169,6 +175,8 @@ impl Default for Options {
             apart: true,
             set_apart: Apart::No,
             twice: true,
+            guide: true,
+            guided: false,
             polish: true,
             pairs: true,
             random: true,

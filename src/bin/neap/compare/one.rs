@@ -138,7 +138,7 @@ impl Case for Site<'_> {
     }
 
     fn base(&self, budget: Bytes) -> Base {
-        let bound_ns = self.bounds.iteration(budget);
+        let bound_ns = self.bounds.iteration_for(budget, Nanos(u64::MAX));
         Base { unplanned_iteration_ns: self.unplanned, bound_ns }
     }
 
@@ -181,7 +181,9 @@ impl Case for Site<'_> {
             unplanned: (self.liveness.peak, self.unplanned),
             curves: methods.iter().map(curve).collect(),
             bound: levels
-                .filter_map(|level| Some((level, self.bounds.iteration(level)?)))
+                .filter_map(|level| {
+                    Some((level, self.bounds.iteration_for(level, Nanos(u64::MAX))?))
+                })
                 .collect(),
         }
     }

@@ -191,7 +191,9 @@ impl Report {
             floor_bytes: bounds.floor(),
             no_free_bytes: liveness.no_free,
             bound_bytes: bounds.peak(Nanos::ZERO),
-            bound_ns: bounds.iteration(plan.budget).unwrap_or_default(),
+            bound_ns: bounds
+                .iteration_for(plan.budget, plan.figures.iteration_ns)
+                .unwrap_or_default(),
             events: Events::of(job),
             swap_in_stall_ns: stalls.swap_in,
             swap_out_stall_ns: stalls.swap_out,

@@ -73,6 +73,10 @@ pub struct Switches {
     /// recomputes.
     #[arg(long)]
     no_twice: bool,
+    /// neap, one job: Never plan a slow job once more from what a linear program says of its
+    /// tensors.
+    #[arg(long)]
+    no_guide: bool,
     /// neap: Never change single choices of a plan that is slower than the unplanned job.
     #[arg(long)]
     no_polish: bool,

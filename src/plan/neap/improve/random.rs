@@ -15,7 +15,7 @@ use rand_pcg::Pcg64Mcg;
 use super::polish::{Judge, MOST};
 use super::{Found, Search, unswappable};
 use crate::neap::{EFFORT, Rule, Variant};
-use crate::parallel::{in_parallel, width};
+use crate::parallel::width;
 use crate::units::TensorId;
 
 /// How many operators are decided for in all, for each step of effort.
@@ -66,8 +66,9 @@ impl<'a> Search<'a, '_> {
             let most = (steps - step).min(width() as u64);
             let trials: Vec<Trial> =
                 (step..step + most).map(|step| self.trial(&from, &none, step)).collect();
-            let all =
-                in_parallel(trials.len(), |at| self.choose(trials[at].variant, &trials[at].rules));
+            let all = self.choose_each(trials.len(), &|at| {
+                (trials[at].variant, trials[at].rules.as_slice().into())
+            });
             for (found, trial) in all.into_iter().zip(trials) {
                 step += 1;
                 failed += 1;

@@ -1,0 +1,376 @@
+//! A job as a relaxation sees it: instants, and what happens to tensors between them.
+
+use super::path::{Course, Event, Instant, NEVER, Step};
+use super::{MIB, Member, Unit};
+use crate::compact::CompactSort;
+use crate::contract::Latency;
+use crate::device::Link;
+use crate::job::optimizer::is_update;
+use crate::job::{Graph, Replay};
+use crate::residency::{Lifetime, Residencies};
+use crate::sim::engine::work;
+use crate::sim::program::Direction;
+use crate::units::{Bytes, TensorId, id32};
+
+/// A job whose memory is looked at at instants: the starts of operators that are no updates.
+pub(super) struct Job<'a> {
+    graph: &'a Graph,
+    link: &'a Link,
+    residencies: Residencies<'a>,
+    /// By operator: it may run later than in the graph.
+    late: Vec<bool>,
+    times: Vec<u64>,
+    /// The operators of the instants.
+    pub(super) instants: Vec<u32>,
+    /// By operator, the bytes of what it writes.
+    written: Vec<u64>,
+}
+
+impl<'a> Job<'a> {
+    /// Of each of `parts` parts of the iteration the operator with most bytes, updates left out.
+    pub(super) fn new(
+        graph: &'a Graph,
+        latencies: &[Latency],
+        link: &'a Link,
+        late: bool,
+        parts: u32,
+    ) -> Self {
+        let residencies = Residencies::new(graph);
+        let update: Vec<bool> = graph.operators.iter().map(is_update).collect();
+        let times: Vec<u64> = latencies.iter().map(|l| l.time.0.max(1)).collect();
+        let total: u64 = times.iter().sum();
+        let (mut instants, mut ended, mut part) = (Vec::new(), 0u64, 0);
+        let mut highest: Option<(u64, usize)> = None;
+        for (at, time) in times.iter().enumerate() {
+            ended += time;
+            // An operator lies in the part in which it ends.
+            let of = u64::from(parts) * (ended - 1) / total.max(1);
+            if of > part {
+                instants.extend(highest.take().map(|highest| id32(highest.1)));
+                part = of;
+            }
+            let bytes = residencies.load.at(2 * at + 1);
+            if !update[at] && highest.is_none_or(|highest| bytes > highest.0) {
+                highest = Some((bytes, at));
+            }
+        }
+        instants.extend(highest.map(|highest| id32(highest.1)));
+        let written = |operator: &crate::job::Operator| {
+            let mut tensors: Vec<TensorId> = operator.writes().map(|o| o.tensor).collect();
+            tensors.compact_sort();
+            tensors.dedup();
+            tensors.into_iter().map(|t| residencies.lifetime(t).bytes).sum()
+        };
+        let written = graph.operators.iter().map(written).collect();
+        let late = update.iter().map(|update| *update && late).collect();
+        Self { graph, link, residencies, late, times, instants, written }
+    }
+
+    /// The number of instants, and of intervals.
+    fn count(&self) -> usize {
+        self.instants.len()
+    }
+
+    /// The instant of an operator.
+    fn instant(&self, operator: u32) -> Option<usize> {
+        self.instants.binary_search(&operator).ok()
+    }
+
+    /// The interval of an operator: the one that ends with the first instant at it or after it, of
+    /// this iteration or of the next one (then it is the number of instants).
+    fn interval(&self, operator: u32) -> usize {
+        self.instants.partition_point(|&at| at < operator)
+    }
+
+    /// The bytes without a plan at each instant, but for those that may be away for nothing:
+    /// tensors that nothing uses, and what several updates use behind its last use by another
+    /// operator.
+    pub(super) fn standing(&self) -> Vec<u64> {
+        let at = |&operator: &u32| self.residencies.load.at(2 * operator as usize + 1);
+        let mut standing: Vec<u64> = self.instants.iter().map(at).collect();
+        for lifetime in &self.residencies.lifetimes {
+            let last = lifetime.uses.last().map(|slot| slot / 2);
+            let free = match last {
+                None if lifetime.long_lived => 0..self.count(),
+                Some(last) if !lifetime.long_lived && self.updates(lifetime).nth(1).is_some() => {
+                    let used = self.uses(lifetime).last().unwrap_or(last);
+                    let until = self.interval(last);
+                    self.instants.partition_point(|&at| at <= used).min(until)..until
+                }
+                _ => continue,
+            };
+            standing[free].iter_mut().for_each(|bytes| *bytes -= lifetime.bytes);
+        }
+        standing
+    }
+
+    /// The time of each interval: of the operators that don't run elsewhere.
+    pub(super) fn lengths(&self) -> Vec<u64> {
+        let mut lengths = vec![0; self.count()];
+        for (at, (time, _)) in self.times.iter().zip(&self.late).enumerate().filter(|(_, o)| !o.1) {
+            // The operator of an instant runs behind it.
+            let interval = self.interval(id32(at));
+            let behind = usize::from(self.instant(id32(at)).is_some());
+            lengths[(interval + behind) % self.count()] += time;
+        }
+        lengths
+    }
+
+    /// The operators of a tensor's uses, without those that run elsewhere.
+    fn uses<'s>(&'s self, lifetime: &'s Lifetime) -> impl Iterator<Item = u32> + 's {
+        lifetime.uses.iter().map(|slot| slot / 2).filter(|&at| !self.late[at as usize])
+    }
+
+    /// The updates among them that may run elsewhere.
+    fn updates<'s>(&'s self, lifetime: &'s Lifetime) -> impl Iterator<Item = u32> + 's {
+        lifetime.uses.iter().map(|slot| slot / 2).filter(|&at| self.late[at as usize])
+    }
+
+    /// What the operators in an interval do to a tensor. The one of the instant before it counts
+    /// where it writes.
+    fn event(&self, lifetime: &Lifetime, interval: usize, behind: Option<u32>) -> Event {
+        let begins = interval.checked_sub(1).map(|before| self.instants[before]);
+        let ends = self.instants.get(interval).copied().unwrap_or(u32::MAX);
+        let event = |at: u32| {
+            let writes = lifetime.writes.binary_search(&at).is_ok();
+            let inside = begins.is_none_or(|begins| at > begins) && at < ends;
+            match (inside, writes) {
+                (true, false) => Event::Use,
+                (true, true) => Event::Write,
+                (false, true) if begins == Some(at) => Event::Write,
+                _ => Event::None,
+            }
+        };
+        self.uses(lifetime).filter(|&at| Some(at) > behind).map(event).max().unwrap_or_default()
+    }
+
+    fn overhead(&self, bytes: u64) -> u32 {
+        let of = |direction| {
+            let moved = work(self.link, direction, Bytes(bytes)) / 1_000_000_000;
+            moved.saturating_sub(u128::from(bytes)) * 16 / u128::from(bytes)
+        };
+        u32::try_from(of(Direction::H2d).min(of(Direction::D2h))).unwrap_or(u32::MAX).min(1 << 16)
+    }
+
+    /// The course of a tensor that nothing generates.
+    fn round(&self, lifetime: &Lifetime) -> Course {
+        let count = self.count();
+        let mut events: Vec<Event> = (0..=count).map(|at| self.event(lifetime, at, None)).collect();
+        // The iteration ends and begins within one interval.
+        events[0] = events[0].max(events[count]);
+        let held: Vec<bool> = (0..count)
+            .map(|at| self.uses(lifetime).any(|operator| operator == self.instants[at]))
+            .collect();
+        let step = |at: usize| {
+            let instant = if held[at] { Instant::Held } else { Instant::Counted };
+            Step { at: id32(at), event: events[at], instant, price: NEVER }
+        };
+        let overhead = self.overhead(lifetime.bytes);
+        Course { steps: (0..count).map(step).collect(), round: true, overhead }
+    }
+
+    /// The course of a tensor that is generated, up to its last use; and `more` intervals from an
+    /// update on that is its last use.
+    fn life(&self, lifetime: &Lifetime, until: u32, more: usize) -> Course {
+        let begins = lifetime.uses.first().map_or(0, |slot| slot / 2);
+        let first = self.interval(begins) + usize::from(self.instant(begins).is_some());
+        let last = self.interval(until);
+        let again = self.prices(lifetime);
+        let step = |interval: usize| {
+            let operator = self.instants.get(interval).copied();
+            let instant = match operator {
+                _ if interval >= last && interval + 1 == last + more.max(1) => Instant::Held,
+                _ if interval >= last => Instant::Extra,
+                Some(at) if self.uses(lifetime).any(|u| u == at) => Instant::Held,
+                _ => Instant::Counted,
+            };
+            let event = if interval <= last {
+                self.event(lifetime, interval, Some(begins))
+            } else {
+                Event::None
+            };
+            let before = interval
+                .checked_sub(1)
+                .map_or(0, |i| self.instants.get(i).copied().unwrap_or(u32::MAX));
+            Step { at: id32(interval % self.count()), event, instant, price: again(before) }
+        };
+        let overhead = self.overhead(lifetime.bytes);
+        let steps = (first..last + more.max(1)).map(step).collect();
+        Course { steps, round: false, overhead }
+    }
+
+    /// What it costs to make a tensor again as it is before an operator: two digits, rounded down.
+    fn prices<'s>(&'s self, lifetime: &'s Lifetime) -> impl Fn(u32) -> u64 + 's {
+        let replays = |&w: &u32| self.graph.operators[w as usize].replay != Replay::Never;
+        move |before| {
+            let writers = lifetime.writes.iter().take_while(|&&w| w < before);
+            if !writers.clone().all(replays) {
+                return NEVER;
+            }
+            let part = |&w: &u32| {
+                let bytes = u128::from(self.written[w as usize].max(1));
+                u128::from(self.times[w as usize]) * 1_024_000 / bytes
+            };
+            let price = u64::try_from(writers.map(part).sum::<u128>()).unwrap_or(NEVER >> 1);
+            digits(price, 5)
+        }
+    }
+}
+
+/// Tensors with the same course.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) course: Course,
+    /// Their bytes.
+    pub(super) mib: f64,
+    pub(super) tensors: Vec<TensorId>,
+}
+
+/// A tensor that one update touches and no other: its course, its bytes, and what the update does
+/// to it; `None` where its life ends with the update.
+type Touched = (Course, u64, Option<Event>);
+
+/// Tensors and updates that are alike together.
+#[derive(Debug, Default)]
+pub(super) struct Alike {
+    pub(super) groups: Vec<Group>,
+    pub(super) units: Vec<Unit>,
+    /// Updates whose tensors don't matter: the first and the last interval in which they may run,
+    /// and their nanoseconds.
+    pub(super) updates: Vec<(u32, u32, f64)>,
+}
+
+impl Job<'_> {
+    /// The last interval, counted from the one of an update, in which it may run: before what it
+    /// writes is used in the next iteration.
+    fn latest(&self, update: usize) -> usize {
+        let (count, operators) = (self.count(), self.times.len());
+        let early = self.interval(id32(update)) % count;
+        let away = |at: u32| {
+            let at = at as usize;
+            if at > update { at - update } else { at + operators - update }
+        };
+        let writes = self.graph.operators[update].writes();
+        let next = writes
+            .flat_map(|o| self.uses(self.residencies.lifetime(o.tensor)).map(away))
+            .min()
+            .map(|away| self.interval(id32((update + away) % operators)) % count);
+        match next {
+            Some(next) if next != early => (next + count - early) % count,
+            _ => count - 1,
+        }
+        .min(count - self.interval(id32(update)))
+    }
+
+    /// Everything that a relaxation knows of the job's tensors.
+    pub(super) fn alike(&self) -> Alike {
+        let mut touched: Vec<(u32, Touched)> = Vec::new();
+        let mut others: Vec<(Course, TensorId)> = Vec::new();
+        for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
+            let Some(last) = lifetime.uses.last().map(|slot| slot / 2) else { continue };
+            if lifetime.bytes == 0 {
+                continue;
+            }
+            let mut updates = self.updates(lifetime);
+            // With several updates it is as if none touched it.
+            let update = updates.next().filter(|_| updates.next().is_none());
+            let course = match update {
+                Some(update) if lifetime.long_lived => {
+                    let writes = lifetime.writes.binary_search(&update).is_ok();
+                    let event = if writes { Event::Write } else { Event::Use };
+                    touched.push((update, (self.round(lifetime), lifetime.bytes, Some(event))));
+                    continue;
+                }
+                Some(update) if update == last => {
+                    let course = self.life(lifetime, update, self.latest(update as usize) + 1);
+                    touched.push((update, (course, lifetime.bytes, None)));
+                    continue;
+                }
+                _ if lifetime.long_lived => self.round(lifetime),
+                _ => self.life(lifetime, self.uses(lifetime).last().unwrap_or(last), 0),
+            };
+            if course.steps.iter().any(|step| step.instant != Instant::Held) {
+                others.push((course, TensorId::of(index)));
+            }
+        }
+        touched.compact_sort();
+        others.compact_sort();
+        let (units, updates) = self.units(touched);
+        Alike { groups: self.groups(others), units, updates }
+    }
+
+    /// Tensors, sorted by course, together.
+    fn groups(&self, tensors: Vec<(Course, TensorId)>) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for (course, tensor) in tensors {
+            let mib = self.residencies.lifetime(tensor).bytes as f64 / MIB;
+            match groups.last_mut().filter(|group| group.course == course) {
+                Some(group) => {
+                    group.mib += mib;
+                    group.tensors.push(tensor);
+                }
+                None => groups.push(Group { course, mib, tensors: vec![tensor] }),
+            }
+        }
+        groups
+    }
+
+    /// Updates that are alike, with what they touch, sorted by update; and those parts of their
+    /// time that are not alike.
+    fn units(&self, touched: Vec<(u32, Touched)>) -> (Vec<Unit>, Vec<(u32, u32, f64)>) {
+        let count = self.count();
+        let mut touched = touched.into_iter().peekable();
+        let mut alike: Vec<(u32, usize, u64, Vec<Touched>, u64)> = Vec::new();
+        let mut updates = Vec::new();
+        for update in (0..self.late.len()).filter(|&at| self.late[at]) {
+            let (early, latest) = (self.interval(id32(update)) % count, self.latest(update));
+            let mut of = Vec::new();
+            while let Some((_, one)) = touched.next_if(|touched| touched.0 as usize == update) {
+                of.push(one);
+            }
+            // Of alike updates one is a multiple of the other.
+            let parts = of.iter().map(|touched| touched.1).fold(0, gcd);
+            let time = self.times[update];
+            let each = time.checked_div(parts).map_or(0, |each| digits(each, 4));
+            let until = id32((early + latest) % count);
+            updates.push((id32(early), until, (time - each * parts) as f64));
+            if parts > 0 {
+                of.iter_mut().for_each(|touched| touched.1 /= parts);
+                alike.push((id32(early), latest + 1, each, of, parts));
+            }
+        }
+        alike.compact_sort();
+        let mut units: Vec<Unit> = Vec::new();
+        let mut before = None;
+        for (early, width, each, of, parts) in alike {
+            let key = (early, width, each, of);
+            if before.as_ref() != Some(&key) {
+                let member = |(course, _, event): &Touched| Member {
+                    course: course.clone(),
+                    mib: 0.0,
+                    event: *event,
+                };
+                let members = key.3.iter().map(member).collect();
+                units.push(Unit { early: early as usize, width, time: 0.0, members });
+            }
+            if let Some(unit) = units.last_mut() {
+                unit.time += (each * parts) as f64;
+                for (member, touched) in unit.members.iter_mut().zip(&key.3) {
+                    member.mib += (touched.1 * parts) as f64 / MIB;
+                }
+            }
+            before = Some(key);
+        }
+        (units, updates)
+    }
+}
+
+/// The first binary digits of a number, rounded down.
+const fn digits(number: u64, most: u32) -> u64 {
+    let cut = (u64::BITS - number.leading_zeros()).saturating_sub(most);
+    number >> cut << cut
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

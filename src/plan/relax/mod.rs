@@ -1,0 +1,342 @@
+//! A linear program that no plan beats: the whole iteration at once, and its best prices.
+//!
+//! [`crate::bound`] looks at one instant at a time. Here memory is looked at in several instants
+//! together, so that a copy counts for only one of them.
+//!
+//! # The program
+//!
+//! The instants are the starts of some operators that are no updates; their order is the same in
+//! every plan. An *interval* reaches from one to the next, and the first one from the last instant
+//! of the iteration before. Take any plan and look at one of its iterations. Let wₖ be what
+//! operators wait and recompute in interval k, so that the iteration takes T + Σ wₖ. Then
+//! 1. *Memory*: at instant k, what is resident without a plan, less what is away, is within the
+//!    budget.
+//! 2. *Link*: interval k takes what its operators take, and wₖ. No more is copied in that time than
+//!    the link can carry: bytes to the device and from it together at most a point of the triangle
+//!    of one direction alone, the other one alone, and both.
+//! 3. *Recomputing* in interval k takes at most wₖ.
+//!
+//! Each byte of a tensor goes its own way ([`path`]). At an instant it is resident, and its copy on
+//! the host is right or out of date, or it is away over the link, or dropped. It must be there when
+//! an operator uses the tensor. To be away it is copied out since the last write, and back before
+//! the next use. A byte counts as back from the end of its own copy on, and a plan holds memory for
+//! the whole tensor from the start of the copy on, so the program allows more. A dropped byte is
+//! made again by every operator that wrote the tensor so far, of which each byte that it writes
+//! bears an equal part. A tensor that nothing generates goes round: at the end of the iteration its
+//! bytes are in the state in which they began.
+//!
+//! With updates that may run later ([`Relaxation::new`]) an update runs in any interval from its
+//! early place on, within its iteration and before the next use of what it writes. Its time counts
+//! in the interval in which it runs. Until then its gradient is alive, so where it runs late that
+//! takes memory that the early order does not take, unless the gradient is away. Parameter, states
+//! and gradient of one update run it in the same interval, in any parts of it, since it may run in
+//! pieces. What several updates touch is as if none wrote it.
+//!
+//! What a plan does is a point of this program, so its least Σ wₖ is a lower bound on the added
+//! time. Left out are addresses, tensors as wholes, and what a recompute needs.
+//!
+//! # Its dual
+//!
+//! Give memory at each instant a price λₖ, copies in each interval prices per byte, which cost cₖ
+//! per nanosecond of the interval at the best use of the link, and recomputing 1 - cₖ per
+//! nanosecond. For all λₖ ≥ 0 and 0 ≤ cₖ ≤ 1 the program's least value is at least
+//!
+//! Σ λₖ · (bytes over the budget) - Σ cₖ · (time of the interval's operators) - Σ over tensors of
+//! the most that their bytes can earn on any way,
+//!
+//! because wₖ bears at most its own price. Any prices give a valid bound. Good ones are found by a
+//! bundle method ([`bundle`]), first with few instants, then with more, for which the same prices
+//! are at least as good. Sums are made of numbers of 64 bits, in a fixed order and without
+//! functions of a mathematics library, so the bound is the same on any machine. [`SLACK`] is taken
+//! off for their rounding.
+//!
+//! Cost: a step takes O(tensors that differ · instants), and the bundle's O(planes · instants)
+//! times [`bundle::MOVES`].
+
+mod bundle;
+mod course;
+mod hints;
+mod path;
+#[cfg(test)]
+mod tests;
+
+pub use hints::{Hint, hints};
+
+use bundle::Found;
+use course::{Group, Job};
+use path::{Course, Event, Flow, Paths, Prices};
+
+use crate::contract::Latency;
+use crate::device::Link;
+use crate::job::Graph;
+use crate::sim::engine::rate;
+use crate::sim::program::Direction;
+use crate::units::{Bytes, Nanos};
+
+/// Bytes of a MiB, in which a relaxation counts.
+const MIB: f64 = 1_048_576.0;
+
+/// A tensor that one update touches and no other.
+#[derive(Clone, Debug)]
+struct Member {
+    course: Course,
+    mib: f64,
+    /// What the update does to it; `None` for what is generated and ends with the update.
+    event: Option<Event>,
+}
+
+/// Updates that are alike, with their tensors.
+#[derive(Clone, Debug)]
+struct Unit {
+    /// The first interval in which they may run, and the number of intervals from there on.
+    early: usize,
+    width: usize,
+    /// Nanoseconds.
+    time: f64,
+    members: Vec<Member>,
+}
+
+/// The job at some instants, and what a plan of it may do.
+#[derive(Debug)]
+struct Relaxation {
+    /// The operators of the instants.
+    instants: Vec<u32>,
+    /// By instant, the MiB that are too much without a plan; negative where there is room.
+    over: Vec<f64>,
+    /// By interval, nanoseconds.
+    lengths: Vec<f64>,
+    /// The iteration's time, nanoseconds.
+    total: f64,
+    alike: course::Alike,
+    link: Rates,
+}
+
+/// MiB per nanosecond.
+#[derive(Clone, Copy, Debug)]
+struct Rates {
+    back: f64,
+    back_busy: f64,
+    out: f64,
+    out_busy: f64,
+}
+
+impl Rates {
+    fn of(link: &Link) -> Self {
+        let of = |direction, busy| rate(link, direction, busy) as f64 / 1e9 / MIB;
+        Self {
+            back: of(Direction::H2d, false),
+            back_busy: of(Direction::H2d, true),
+            out: of(Direction::D2h, false),
+            out_busy: of(Direction::D2h, true),
+        }
+    }
+
+    /// Nanoseconds of the other direction's time that a MiB takes while both are busy.
+    fn beside(self) -> (f64, f64) {
+        let back = (self.back - self.back_busy) / (self.back * self.out_busy);
+        let out = (self.out - self.out_busy) / (self.out * self.back_busy);
+        (back.max(0.0), out.max(0.0))
+    }
+}
+
+/// Memory that evaluations use again.
+#[derive(Debug, Default)]
+struct Memory {
+    paths: Paths,
+    flow: Flow,
+    prices: Prices,
+    worths: Vec<f64>,
+}
+
+impl Relaxation {
+    /// A relaxation of `graph` within a budget, looked at in each of `parts` parts of the iteration.
+    fn new(
+        graph: &Graph,
+        latencies: &[Latency],
+        link: &Link,
+        budget: Bytes,
+        late: bool,
+        parts: u32,
+    ) -> Self {
+        let job = Job::new(graph, latencies, link, late, parts);
+        let over = |bytes: u64| (bytes as f64 - budget.0 as f64) / MIB;
+        Self {
+            over: job.standing().into_iter().map(over).collect(),
+            lengths: job.lengths().into_iter().map(|time| time as f64).collect(),
+            total: latencies.iter().map(|l| l.time.0.max(1)).sum::<u64>() as f64,
+            alike: job.alike(),
+            link: Rates::of(link),
+            instants: job.instants,
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.instants.len()
+    }
+
+    /// Sets prices from a point: by instant the price of memory, in the time that a MiB takes to
+    /// the device; by interval the prices of time on the link while one direction is alone, to the
+    /// device and from it.
+    fn prices(&self, point: &[f64], prices: &mut Prices) {
+        let n = self.count();
+        let (beside_back, beside_out) = self.link.beside();
+        let each = |of: fn(f64, f64, [f64; 4]) -> f64| -> Vec<f64> {
+            let constants = [self.link.back, self.link.out, beside_back, beside_out];
+            (0..n).map(|at| of(point[n + at], point[2 * n + at], constants)).collect()
+        };
+        prices.memory = point[..n].iter().map(|price| price / self.link.back).collect();
+        prices.back = each(|a, b, [back, _, _, beside]| a / back + b * beside);
+        prices.out = each(|a, b, [_, out, beside, _]| b / out + a * beside);
+        let Rates { back, back_busy, out, out_busy } = self.link;
+        let room = |(&to, &from): (&f64, &f64)| {
+            (to * back).max(from * out).max(to * back_busy + from * out_busy)
+        };
+        prices.room = prices.back.iter().zip(&prices.out).map(room).collect();
+        prices.again = prices.room.iter().map(|room| (1.0 - room).max(0.0)).collect();
+    }
+
+    /// The value of the relaxation at a point, and how it rises with each coordinate, both as parts
+    /// of the iteration's time.
+    fn value(&self, point: &[f64], rises: &mut [f64], memory: &mut Memory) -> f64 {
+        let n = self.count();
+        let Memory { paths, flow, prices, worths } = memory;
+        self.prices(point, prices);
+        flow.clear(n);
+        let mut value = 0.0;
+        for at in 0..n {
+            value += prices.memory[at] * self.over[at] - prices.room[at] * self.lengths[at];
+        }
+        for &(early, late, time) in &self.alike.updates {
+            let width = (late as usize + n - early as usize) % n;
+            let at = (0..=width).map(|by| (early as usize + by) % n);
+            let best = at.max_by(|&a, &b| prices.room[a].total_cmp(&prices.room[b])).unwrap_or(0);
+            value -= time * prices.room[best];
+            flow.updates[best] += time;
+        }
+        for Group { course, mib, .. } in &self.alike.groups {
+            value -= mib * paths.best(course, prices);
+            paths.add(course, prices, None, *mib, flow);
+        }
+        for unit in &self.alike.units {
+            let at = |by: usize| (unit.early + by) % n;
+            worths.clear();
+            worths.extend((0..unit.width).map(|by| unit.time * prices.room[at(by)]));
+            for member in &unit.members {
+                match member.event {
+                    Some(event) => paths.with_updates(
+                        &member.course,
+                        prices,
+                        event,
+                        (0..unit.width).map(at),
+                        worths,
+                        member.mib,
+                    ),
+                    None => paths.until(&member.course, prices, worths, member.mib),
+                }
+            }
+            let best =
+                (0..unit.width).max_by(|&a, &b| worths[a].total_cmp(&worths[b])).unwrap_or(0);
+            value -= worths[best];
+            flow.updates[at(best)] += unit.time;
+            for Member { course, mib, event } in &unit.members {
+                let update = match event {
+                    Some(event) => {
+                        let update = (at(best), *event);
+                        paths.best_with(course, prices, update);
+                        Some(update)
+                    }
+                    None => {
+                        paths.walk_until(course, prices, course.steps.len() - unit.width + best);
+                        None
+                    }
+                };
+                paths.add(course, prices, update, *mib, flow);
+            }
+        }
+        let (beside_back, beside_out) = self.link.beside();
+        let Rates { back, out, .. } = self.link;
+        for at in 0..n {
+            let time = self.lengths[at] + flow.updates[at] + flow.again[at];
+            rises[at] = (self.over[at] - flow.away[at]) / back / self.total;
+            rises[n + at] = (flow.back[at] / back + flow.out[at] * beside_back - time) / self.total;
+            rises[2 * n + at] =
+                (flow.out[at] / out + flow.back[at] * beside_out - time) / self.total;
+        }
+        value / self.total
+    }
+
+    /// The point of another relaxation of the same job at which this one has at least its value.
+    fn point_of(&self, other: &Self, point: &[f64]) -> Vec<f64> {
+        let (n, m) = (self.count(), other.count());
+        let mut mine = vec![0.0; 3 * n];
+        for (at, operator) in self.instants.iter().enumerate() {
+            let of = other.instants.partition_point(|i| i < operator);
+            if other.instants.get(of) == Some(operator) {
+                mine[at] = point[of];
+            }
+            mine[n + at] = point[m + of % m];
+            mine[2 * n + at] = point[2 * m + of % m];
+        }
+        mine
+    }
+
+    /// The best prices that are found from those of another relaxation with fewer instants on, or
+    /// the first whose value is `enough` nanoseconds.
+    fn rise(&self, from: Option<(Self, Found)>, enough: f64) -> Found {
+        let start = match from {
+            Some((other, found)) => self.point_of(&other, &found.point),
+            None => vec![0.0; 3 * self.count()],
+        };
+        bundle::rise(self, start, enough / self.total)
+    }
+
+    /// The size of one evaluation.
+    fn size(&self) -> usize {
+        let members = self.alike.units.iter().map(|unit| unit.members.len());
+        let steps = self.alike.groups.iter().map(|group| group.course.steps.len());
+        steps.sum::<usize>() + 4 * self.count() * members.sum::<usize>()
+    }
+}
+
+/// In how many parts of the iteration memory is looked at, one after the other.
+const PARTS: [u32; 4] = [6, 12, 24, 48];
+
+/// Relaxations with larger evaluations are left out.
+const SIZE: usize = 100_000;
+
+/// This part of the iteration's time is taken off.
+const SLACK: f64 = 1e-9;
+
+/// A lower bound on what any plan within a budget adds to the iteration of `graph`. With `late` it
+/// also holds for plans that run updates later than in the graph. The search ends at `enough`.
+#[must_use]
+pub fn added(
+    graph: &Graph,
+    latencies: &[Latency],
+    link: &Link,
+    budget: Bytes,
+    late: bool,
+    enough: Nanos,
+) -> Nanos {
+    let new = |parts| Relaxation::new(graph, latencies, link, budget, late, parts);
+    let enough = enough.0 as f64;
+    let mut best = 0.0f64;
+    let mut last: Option<(Relaxation, Found)> = None;
+    for relaxation in PARTS.into_iter().map(new) {
+        if relaxation.count() == 0 || last.is_some() && relaxation.size() > SIZE {
+            break;
+        }
+        let found = relaxation.rise(last, enough);
+        best = best.max((found.value - SLACK) * relaxation.total);
+        if best >= enough {
+            break;
+        }
+        last = Some((relaxation, found));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "at least 0, and far below 2^64"
+    )]
+    Nanos(best.floor() as u64)
+}

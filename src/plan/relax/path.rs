@@ -1,0 +1,388 @@
+//! The best that can happen to a byte of a tensor at given prices: a longest path over its states,
+//! interval by interval.
+
+/// What happens to a tensor in an interval, beside copies and recomputes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// Nothing.
+    #[default]
+    None,
+    /// An operator uses it.
+    Use,
+    /// An operator writes it, so that its copy on the host is out of date.
+    Write,
+}
+
+/// An interval of a tensor's course, and the instant at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Step {
+    /// The interval.
+    pub(super) at: u32,
+    /// What operators do to the tensor in it.
+    pub(super) event: Event,
+    /// What the tensor may do at the instant.
+    pub(super) instant: Instant,
+    /// Picoseconds for each KiB of making it again in this interval; [`NEVER`] if it can't be.
+    pub(super) price: u64,
+}
+
+/// A tensor at an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Instant {
+    /// The operator there uses it, or its life is over.
+    Held,
+    /// It may be away, and counts as resident without a plan.
+    Counted,
+    /// It may be away, and without a plan its life would be over.
+    Extra,
+}
+
+/// The price of what can't be made again.
+pub(super) const NEVER: u64 = u64::MAX;
+
+/// The steps of a tensor round the iteration or through its life.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Course {
+    pub(super) steps: Vec<Step>,
+    /// It goes round the end of the iteration.
+    pub(super) round: bool,
+    /// By how many 16ths its copies take longer for the time that each takes to submit.
+    pub(super) overhead: u32,
+}
+
+/// Prices of a relaxation: nanoseconds for each MiB, but for `again` and `room`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Prices {
+    /// By instant, of a resident MiB.
+    pub(super) memory: Vec<f64>,
+    /// By interval, of copying a MiB to the device and from it.
+    pub(super) back: Vec<f64>,
+    pub(super) out: Vec<f64>,
+    /// By interval, of a nanosecond of recomputing and of a nanosecond in which the link can copy.
+    pub(super) again: Vec<f64>,
+    pub(super) room: Vec<f64>,
+}
+
+/// What the best paths take: MiB by instant or interval, and nanoseconds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Flow {
+    /// MiB away, less MiB that only a late update keeps.
+    pub(super) away: Vec<f64>,
+    pub(super) back: Vec<f64>,
+    pub(super) out: Vec<f64>,
+    pub(super) again: Vec<f64>,
+    /// Nanoseconds of updates.
+    pub(super) updates: Vec<f64>,
+}
+
+impl Flow {
+    pub(super) fn clear(&mut self, count: usize) {
+        let Self { away, back, out, again, updates } = self;
+        for all in [away, back, out, again, updates] {
+            all.clear();
+            all.resize(count, 0.0);
+        }
+    }
+}
+
+/// A tensor's states at an instant: resident with a copy on the host that is out of date, resident
+/// with one that is right, away over the link, or dropped.
+const STALE: usize = 0;
+const COPIED: usize = 1;
+pub(super) const AWAY: usize = 2;
+pub(super) const DROPPED: usize = 3;
+
+const NONE: f64 = f64::NEG_INFINITY;
+
+type Values = [f64; 4];
+
+/// What a step of a course costs for each MiB.
+struct Costs {
+    out: f64,
+    /// For what is away, and for what is dropped.
+    back: f64,
+    again: f64,
+}
+
+/// Nanoseconds for each MiB.
+fn remaking(price: u64) -> f64 {
+    if price == NEVER { f64::INFINITY } else { price as f64 * 1.024 }
+}
+
+impl Costs {
+    fn of(course: &Course, step: &Step, prices: &Prices) -> Self {
+        let at = step.at as usize;
+        let longer = 1.0 + f64::from(course.overhead) / 16.0;
+        let again = match step.price {
+            NEVER => f64::INFINITY,
+            price => prices.again[at] * remaking(price),
+        };
+        Self { out: prices.out[at] * longer, back: (prices.back[at] * longer).min(again), again }
+    }
+
+    /// What it costs to be in a state behind an event, by the state before.
+    fn cost(&self, event: Event, from: usize, to: usize) -> f64 {
+        let comes = match from {
+            AWAY => self.back,
+            DROPPED => self.again,
+            _ => 0.0,
+        };
+        // What was away or dropped and stays so where nothing uses it.
+        if event == Event::None && from >= AWAY && from == to {
+            return 0.0;
+        }
+        let stale = event == Event::Write || from == STALE || from == DROPPED;
+        let leaves = match to {
+            COPIED | AWAY if stale => self.out,
+            STALE if !stale => f64::INFINITY,
+            DROPPED if self.again == f64::INFINITY => f64::INFINITY,
+            _ => 0.0,
+        };
+        comes + leaves
+    }
+
+    // In one piece: several loops ask for it.
+    #[inline(never)]
+    fn table(&self, event: Event) -> [Values; 4] {
+        std::array::from_fn(|from| std::array::from_fn(|to| self.cost(event, from, to)))
+    }
+}
+
+/// What it is worth to be in each state at an instant.
+fn worth(instant: Instant, memory: f64) -> Values {
+    match instant {
+        Instant::Held => [0.0, 0.0, NONE, NONE],
+        Instant::Counted => [0.0, 0.0, memory, memory],
+        Instant::Extra => [-memory, -memory, 0.0, 0.0],
+    }
+}
+
+#[inline(never)]
+fn forward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
+    std::array::from_fn(|to| {
+        let best = (0..4).map(|from| values[from] - table[from][to]).fold(NONE, f64::max);
+        best + worth[to]
+    })
+}
+
+#[inline(never)]
+fn backward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
+    let ahead: Values = std::array::from_fn(|to| values[to] + worth[to]);
+    std::array::from_fn(|from| (0..4).map(|to| ahead[to] - table[from][to]).fold(NONE, f64::max))
+}
+
+/// Memory for paths that is used again.
+#[derive(Debug, Default)]
+pub(super) struct Paths {
+    tables: Vec<[Values; 4]>,
+    worths: Vec<Values>,
+    forward: Vec<Values>,
+    /// The states of the path that was walked last.
+    pub(super) path: Vec<usize>,
+}
+
+impl Paths {
+    fn prepare(&mut self, course: &Course, prices: &Prices) {
+        self.tables.clear();
+        self.worths.clear();
+        for step in &course.steps {
+            self.tables.push(Costs::of(course, step, prices).table(step.event));
+            self.worths.push(worth(step.instant, prices.memory[step.at as usize]));
+        }
+    }
+
+    /// The best values from a state on.
+    fn run(&mut self, start: usize) {
+        self.forward.clear();
+        let mut values = [NONE; 4];
+        values[start] = 0.0;
+        self.forward.push(values);
+        for (table, worth) in self.tables.iter().zip(&self.worths) {
+            values = forward(&values, table, worth);
+            self.forward.push(values);
+        }
+    }
+
+    /// The states in which a path may begin. One through a life begins as it is generated.
+    const fn starts(course: &Course) -> &'static [usize] {
+        if course.round { &[STALE, COPIED, AWAY] } else { &[STALE] }
+    }
+
+    /// What the best path is worth.
+    pub(super) fn best(&mut self, course: &Course, prices: &Prices) -> f64 {
+        self.prepare(course, prices);
+        self.walk(course)
+    }
+
+    /// The same, where an update happens at the step `update`.
+    pub(super) fn best_with(
+        &mut self,
+        course: &Course,
+        prices: &Prices,
+        (update, event): (usize, Event),
+    ) -> f64 {
+        self.prepare(course, prices);
+        let step = &course.steps[update];
+        self.tables[update] = Costs::of(course, step, prices).table(event.max(step.event));
+        self.walk(course)
+    }
+
+    /// The best path over what was prepared.
+    fn walk(&mut self, course: &Course) -> f64 {
+        let mut best: Option<(f64, usize)> = None;
+        for &start in Self::starts(course) {
+            self.run(start);
+            let ends = self.forward.last().copied().unwrap_or([NONE; 4]);
+            let end = if course.round { ends[start] } else { ends[STALE].max(ends[COPIED]) };
+            if best.is_none_or(|best| end > best.0) {
+                best = Some((end, start));
+                self.trace(if course.round || ends[STALE] >= ends[COPIED] {
+                    start
+                } else {
+                    COPIED
+                });
+            }
+        }
+        best.map_or(0.0, |best| best.0)
+    }
+
+    /// Finds the states of the best path to a state at the end.
+    fn trace(&mut self, end: usize) {
+        self.path.clear();
+        self.path.push(end);
+        let mut to = end;
+        for at in (0..self.tables.len()).rev() {
+            let value = |from: usize| self.forward[at][from] - self.tables[at][from][to];
+            let from = (0..4).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap_or(STALE);
+            self.path.push(from);
+            to = from;
+        }
+        self.path.reverse();
+    }
+
+    /// For each of these steps what the best path is worth on which an update happens there.
+    pub(super) fn with_updates(
+        &mut self,
+        course: &Course,
+        prices: &Prices,
+        event: Event,
+        steps: impl Iterator<Item = usize> + Clone,
+        worths: &mut [f64],
+        bytes: f64,
+    ) {
+        self.prepare(course, prices);
+        let n = course.steps.len();
+        let mut behind = vec![[NONE; 4]; n + 1];
+        let mut best = vec![NONE; worths.len()];
+        for &start in Self::starts(course) {
+            self.run(start);
+            let mut values = [NONE; 4];
+            if course.round {
+                values[start] = 0.0;
+            } else {
+                (values[STALE], values[COPIED]) = (0.0, 0.0);
+            }
+            behind[n] = values;
+            for at in (0..n).rev() {
+                behind[at] = backward(&behind[at + 1], &self.tables[at], &self.worths[at]);
+            }
+            for (best, at) in best.iter_mut().zip(steps.clone()) {
+                let step = &course.steps[at];
+                let table = Costs::of(course, step, prices).table(event.max(step.event));
+                let through = backward(&behind[at + 1], &table, &self.worths[at]);
+                let value = (0..4).map(|from| self.forward[at][from] + through[from]);
+                *best = value.fold(*best, f64::max);
+            }
+        }
+        for (worth, best) in worths.iter_mut().zip(best) {
+            *worth += best * bytes;
+        }
+    }
+
+    /// For each of the last steps what the best path is worth that ends there with a use.
+    pub(super) fn until(
+        &mut self,
+        course: &Course,
+        prices: &Prices,
+        worths: &mut [f64],
+        bytes: f64,
+    ) {
+        self.prepare(course, prices);
+        self.run(STALE);
+        let first = course.steps.len() - worths.len();
+        for (at, worth) in (first..).zip(worths.iter_mut()) {
+            *worth += bytes * self.ending(course, prices, at).0;
+        }
+    }
+
+    /// The best path that ends with a use in a step, and the state before it.
+    fn ending(&self, course: &Course, prices: &Prices, at: usize) -> (f64, usize) {
+        let costs = Costs::of(course, &course.steps[at], prices);
+        let event = course.steps[at].event.max(Event::Use);
+        let value = |from: usize| {
+            let to = |to: usize| self.forward[at][from] - costs.cost(event, from, to);
+            to(STALE).max(to(COPIED))
+        };
+        let from = (0..4).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap_or(STALE);
+        (value(from), from)
+    }
+
+    /// Walks the best path that ends with a use in a step.
+    pub(super) fn walk_until(&mut self, course: &Course, prices: &Prices, at: usize) -> f64 {
+        self.prepare(course, prices);
+        self.run(STALE);
+        let (value, from) = self.ending(course, prices, at);
+        self.tables.truncate(at);
+        self.trace(from);
+        let step = &course.steps[at];
+        let costs = Costs::of(course, step, prices);
+        let event = step.event.max(Event::Use);
+        let stale = costs.cost(event, from, STALE) <= costs.cost(event, from, COPIED);
+        self.path.push(if stale { STALE } else { COPIED });
+        value
+    }
+
+    /// Adds what the path that was walked last takes. An update happens at the step `update`.
+    pub(super) fn add(
+        &self,
+        course: &Course,
+        prices: &Prices,
+        update: Option<(usize, Event)>,
+        mib: f64,
+        flow: &mut Flow,
+    ) {
+        let longer = 1.0 + f64::from(course.overhead) / 16.0;
+        let steps = self.path.len() - 1;
+        for (number, step) in course.steps[..steps].iter().enumerate() {
+            let (from, to) = (self.path[number], self.path[number + 1]);
+            let at = step.at as usize;
+            let event = match update {
+                Some((update, event)) if update == number => event.max(step.event),
+                _ => step.event,
+            };
+            let rests = event == Event::None && from >= AWAY && from == to;
+            if !rests {
+                let copied = from == AWAY && {
+                    let costs = Costs::of(course, step, prices);
+                    costs.again > prices.back[at] * longer
+                };
+                if copied {
+                    flow.back[at] += mib * longer;
+                } else if from >= AWAY {
+                    flow.again[at] += mib * remaking(step.price);
+                }
+                let stale = event == Event::Write || from == STALE || from == DROPPED;
+                if stale && (to == COPIED || to == AWAY) {
+                    flow.out[at] += mib * longer;
+                }
+            }
+            // A life ends with a use, and not at an instant.
+            let ends = !course.round && number + 1 == steps;
+            match step.instant {
+                Instant::Counted if to >= AWAY && !ends => flow.away[at] += mib,
+                Instant::Extra if to < AWAY && !ends => flow.away[at] -= mib,
+                _ => {}
+            }
+        }
+    }
+}
