@@ -1,9 +1,9 @@
 //! The highest value of a relaxation by a proximal bundle method (Lemaréchal, 1978; Kiwiel, 1985).
 //!
-//! The value is concave and made of planes. Each point that is looked at gives one, which lies above
-//! it everywhere. The next point is where the lowest plane so far is highest, less the square of the
-//! way from the best point; the weights of planes that give it are found by moving weight from the
-//! highest to the lowest plane there.
+//! The value is concave and made of planes. Each point that is looked at gives one, which lies
+//! above it everywhere. The next point is where the lowest plane so far is highest, less the square
+//! of the way from the best point; the weights of planes that give it are found by moving weight
+//! from the highest to the lowest plane there.
 
 use super::{Memory, Relaxation};
 
@@ -18,7 +18,7 @@ const PATIENCE: u32 = 40;
 const HOPE: f64 = 1e-5;
 
 /// How often weights move between two planes to find one step.
-pub(super) const MOVES: usize = 100;
+const MOVES: usize = 100;
 
 /// The best point that was found.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@
 //!    of one direction alone, the other one alone, and both.
 //! 3. *Recomputing* in interval k takes at most wₖ.
 //!
-//! Each byte of a tensor goes its own way ([`path`]). At an instant it is resident, and its copy on
+//! Each byte of a tensor goes its own way (`path.rs`). At an instant it is resident, and its copy on
 //! the host is right or out of date, or it is away over the link, or dropped. It must be there when
 //! an operator uses the tensor. To be away it is copied out since the last write, and back before
 //! the next use. A byte counts as back from the end of its own copy on, and a plan holds memory for
@@ -25,7 +25,7 @@
 //! bears an equal part. A tensor that nothing generates goes round: at the end of the iteration its
 //! bytes are in the state in which they began.
 //!
-//! With updates that may run later ([`Relaxation::new`]) an update runs in any interval from its
+//! With updates that may run later (`late`) an update runs in any interval from its
 //! early place on, within its iteration and before the next use of what it writes. Its time counts
 //! in the interval in which it runs. Until then its gradient is alive, so where it runs late that
 //! takes memory that the early order does not take, unless the gradient is away. Parameter, states
@@ -45,13 +45,13 @@
 //! the most that their bytes can earn on any way,
 //!
 //! because wₖ bears at most its own price. Any prices give a valid bound. Good ones are found by a
-//! bundle method ([`bundle`]), first with few instants, then with more, for which the same prices
+//! bundle method (`bundle.rs`), first with few instants, then with more, for which the same prices
 //! are at least as good. Sums are made of numbers of 64 bits, in a fixed order and without
-//! functions of a mathematics library, so the bound is the same on any machine. [`SLACK`] is taken
+//! functions of a mathematics library, so the bound is the same on any machine. A slack is taken
 //! off for their rounding.
 //!
 //! Cost: a step takes O(tensors that differ · instants), and the bundle's O(planes · instants)
-//! times [`bundle::MOVES`].
+//! times a hundred.
 
 mod bundle;
 mod course;
@@ -149,7 +149,7 @@ struct Memory {
 }
 
 impl Relaxation {
-    /// A relaxation of `graph` within a budget, looked at in each of `parts` parts of the iteration.
+    /// A relaxation of `graph` within a budget, with an instant in each of `parts` parts.
     fn new(
         graph: &Graph,
         latencies: &[Latency],

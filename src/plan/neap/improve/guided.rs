@@ -15,8 +15,8 @@ use crate::neap::{Rule, Variant};
 use crate::relax::{Hint, hints};
 use crate::units::Bytes;
 
-/// How many draws are made for each step of effort; fewer for large graphs. Four times as many gained
-/// nothing in four cases.
+/// How many draws are made for each step of effort; fewer for large graphs. Four times as many
+/// gained nothing in four cases.
 const DRAWS: u32 = 3;
 
 /// One in this many draws goes by half the parts alone.
