@@ -16,18 +16,18 @@
 //!    of one direction alone, the other one alone, and both.
 //! 3. *Recomputing* in interval k takes at most wₖ.
 //!
-//! Each byte of a tensor goes its own way (`path.rs`). At an instant it is resident, and its copy on
-//! the host is right or out of date, or it is away over the link, or dropped. It must be there when
-//! an operator uses the tensor. To be away it is copied out since the last write, and back before
-//! the next use. A byte counts as back from the end of its own copy on, and a plan holds memory for
-//! the whole tensor from the start of the copy on, so the program allows more. A dropped byte is
-//! made again by every operator that wrote the tensor so far, of which each byte that it writes
-//! bears an equal part. A tensor that nothing generates goes round: at the end of the iteration its
-//! bytes are in the state in which they began.
+//! Each byte of a tensor goes its own way (`path.rs`). At an instant it is resident, and its copy
+//! on the host is right or out of date, or it is away over the link, or dropped. It must be there
+//! when an operator uses the tensor. To be away it is copied out since the last write, and back
+//! before the next use. A byte counts as back from the end of its own copy on, and a plan holds
+//! memory for the whole tensor from the start of the copy on, so the program allows more. A dropped
+//! byte is made again by every operator that wrote the tensor so far, of which each byte that it
+//! writes bears an equal part. A tensor that nothing generates goes round: at the end of the
+//! iteration its bytes are in the state in which they began.
 //!
-//! With updates that may run later (`late`) an update runs in any interval from its
-//! early place on, within its iteration and before the next use of what it writes. Its time counts
-//! in the interval in which it runs. Until then its gradient is alive, so where it runs late that
+//! With updates that may run later (`late`) an update runs in any interval from its early place
+//! on, within its iteration and before the next use of what it writes. Its time counts in the
+//! interval in which it runs. Until then its gradient is alive, so where it runs late that
 //! takes memory that the early order does not take, unless the gradient is away. Parameter, states
 //! and gradient of one update run it in the same interval, in any parts of it, since it may run in
 //! pieces. What several updates touch is as if none wrote it.
