@@ -33,8 +33,8 @@ const LEVELS: usize = PARTS.len() - 1;
 pub fn hints(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -> Vec<Hint> {
     let new = |parts| Relaxation::new(graph, latencies, link, budget, false, parts);
     let mut last: Option<(Relaxation, Found)> = None;
-    for relaxation in PARTS.into_iter().take(LEVELS).map(new) {
-        if relaxation.count() == 0 || last.is_some() && relaxation.size() > SIZE {
+    for relaxation in PARTS.into_iter().take(LEVELS).map_while(new) {
+        if last.is_some() && relaxation.size() > SIZE {
             break;
         }
         let found = relaxation.rise(last, f64::INFINITY);

@@ -149,7 +149,8 @@ struct Memory {
 }
 
 impl Relaxation {
-    /// A relaxation of `graph` within a budget, with an instant in each of `parts` parts.
+    /// A relaxation of `graph` within a budget, with an instant in each of `parts` parts; `None`
+    /// where all operators are updates.
     fn new(
         graph: &Graph,
         latencies: &[Latency],
@@ -157,17 +158,20 @@ impl Relaxation {
         budget: Bytes,
         late: bool,
         parts: u32,
-    ) -> Self {
+    ) -> Option<Self> {
         let job = Job::new(graph, latencies, link, late, parts);
+        if job.instants.is_empty() {
+            return None;
+        }
         let over = |bytes: u64| (bytes as f64 - budget.0 as f64) / MIB;
-        Self {
+        Some(Self {
             over: job.standing().into_iter().map(over).collect(),
             lengths: job.lengths().into_iter().map(|time| time as f64).collect(),
             total: latencies.iter().map(|l| l.time.0.max(1)).sum::<u64>() as f64,
             alike: job.alike(),
             link: Rates::of(link),
             instants: job.instants,
-        }
+        })
     }
 
     fn count(&self) -> usize {
@@ -322,8 +326,8 @@ pub fn added(
     let enough = enough.0 as f64;
     let mut best = 0.0f64;
     let mut last: Option<(Relaxation, Found)> = None;
-    for relaxation in PARTS.into_iter().map(new) {
-        if relaxation.count() == 0 || last.is_some() && relaxation.size() > SIZE {
+    for relaxation in PARTS.into_iter().map_while(new) {
+        if last.is_some() && relaxation.size() > SIZE {
             break;
         }
         let found = relaxation.rise(last, enough);

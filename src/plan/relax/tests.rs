@@ -7,6 +7,7 @@ use crate::device::builtin;
 use crate::device::latency::latencies;
 use crate::job::chakra;
 use crate::job::liveness::Liveness;
+use crate::job::optimizer::is_update;
 
 /// A sequence of numbers (a linear congruential generator).
 struct Random(u64);
@@ -182,7 +183,7 @@ fn relaxations(late: bool, parts: &[u32]) -> Vec<Relaxation> {
     let budget = Bytes(Liveness::of(&graph).peak.0 / 2);
     let (graph, times) = early_job(&graph, &times);
     let new = |parts: &u32| Relaxation::new(&graph, &times, &device.link, budget, late, *parts);
-    parts.iter().map(new).collect()
+    parts.iter().filter_map(new).collect()
 }
 
 #[test]
@@ -227,4 +228,22 @@ fn more_instants_and_fixed_updates_never_bound_less() {
         least = before;
     }
     assert!(least > 0.05, "{least}");
+}
+
+#[test]
+fn a_job_of_updates_alone_is_not_bounded() {
+    let trace =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny_cnn-adam.et.json.gz");
+    let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+    let operators = graph.operators.iter().filter(|operator| is_update(operator)).cloned();
+    let updates = Graph { operators: operators.collect(), ..graph };
+    assert!(!updates.operators.is_empty());
+    let device = builtin::find("rtx4090").unwrap();
+    let times = latencies(&updates, &device, None);
+    for late in [false, true] {
+        let bound = added(&updates, &times, &device.link, Bytes(512), late, Nanos(u64::MAX));
+        assert_eq!(bound, Nanos::ZERO);
+    }
+    let hints = hints(&updates, &times, &device.link, Bytes(512));
+    assert!(hints.iter().all(|hint| *hint == Hint::default()));
 }

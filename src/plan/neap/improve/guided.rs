@@ -81,3 +81,31 @@ fn drawn(draw: u64, center: Variant, hints: &[Hint], none: &[Rule]) -> (Variant,
     };
     (variant, hints.iter().zip(none).map(rule).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_follow_the_hints_and_depend_on_their_number_alone() {
+        let whole = Hint::WHOLE;
+        let hints = [
+            Hint { swapped: whole, dropped: 0 },
+            Hint { swapped: 0, dropped: whole },
+            Hint::default(),
+            Hint { swapped: whole / 2, dropped: 0 },
+        ];
+        let none = [Rule::default(); 4];
+        let mut halves = [0; 2];
+        for draw in 0..200 {
+            let drawn = || drawn(draw, Variant::FIRST, &hints, &none);
+            assert_eq!(drawn(), drawn());
+            let rules = drawn().1;
+            assert!(rules[0].first && !rules[0].no_swap);
+            assert!(!rules[1].first && rules[1].no_swap && !rules[1].no_recompute);
+            assert!(!rules[2].first && !rules[2].no_recompute);
+            halves[usize::from(rules[3].first)] += 1;
+        }
+        assert!(halves.iter().all(|half| *half > 30), "{halves:?}");
+    }
+}
