@@ -10,7 +10,7 @@ use crate::job::{Graph, Replay};
 use crate::residency::{Lifetime, Residencies};
 use crate::sim::engine::work;
 use crate::sim::program::Direction;
-use crate::units::{Bytes, TensorId, id32};
+use crate::units::{TensorId, id32};
 
 /// A job whose memory is looked at at instants: the starts of operators that are no updates.
 pub(super) struct Job<'a> {
@@ -144,16 +144,22 @@ impl<'a> Job<'a> {
         self.uses(lifetime).filter(|&at| Some(at) > behind).map(event).max().unwrap_or_default()
     }
 
-    fn overhead(&self, bytes: u64) -> u32 {
+    /// How many 256ths of a byte a tensor's copy takes for each byte of its memory, rounded down;
+    /// more than all in 16ths.
+    fn copied(&self, lifetime: &Lifetime, tensor: TensorId) -> u32 {
+        let bytes = self.graph.tensor(tensor).bytes;
         let of = |direction| {
-            let moved = work(self.link, direction, Bytes(bytes)) / 1_000_000_000;
-            moved.saturating_sub(u128::from(bytes)) * 16 / u128::from(bytes)
+            let moved = work(self.link, direction, bytes) / 1_000_000_000;
+            moved * 256 / u128::from(lifetime.bytes)
         };
-        u32::try_from(of(Direction::H2d).min(of(Direction::D2h))).unwrap_or(u32::MAX).min(1 << 16)
+        let parts = of(Direction::H2d).min(of(Direction::D2h));
+        let parts = u32::try_from(parts).unwrap_or(u32::MAX).min(1 << 24);
+        if parts < 256 { parts } else { parts / 16 * 16 }
     }
 
     /// The course of a tensor that nothing generates.
-    fn round(&self, lifetime: &Lifetime) -> Course {
+    fn round(&self, tensor: TensorId) -> Course {
+        let lifetime = self.residencies.lifetime(tensor);
         let count = self.count();
         let mut events: Vec<Event> = (0..=count).map(|at| self.event(lifetime, at, None)).collect();
         // The iteration ends and begins within one interval.
@@ -165,13 +171,14 @@ impl<'a> Job<'a> {
             let instant = if held[at] { Instant::Held } else { Instant::Counted };
             Step { at: id32(at), event: events[at], instant, price: NEVER }
         };
-        let overhead = self.overhead(lifetime.bytes);
-        Course { steps: (0..count).map(step).collect(), round: true, overhead }
+        let copied = self.copied(lifetime, tensor);
+        Course { steps: (0..count).map(step).collect(), round: true, copied }
     }
 
     /// The course of a tensor that is generated, up to its last use; and `more` intervals from an
     /// update on that is its last use.
-    fn life(&self, lifetime: &Lifetime, until: u32, more: usize) -> Course {
+    fn life(&self, tensor: TensorId, until: u32, more: usize) -> Course {
+        let lifetime = self.residencies.lifetime(tensor);
         let begins = lifetime.uses.first().map_or(0, |slot| slot / 2);
         let first = self.interval(begins) + usize::from(self.instant(begins).is_some());
         let last = self.interval(until);
@@ -194,9 +201,9 @@ impl<'a> Job<'a> {
                 .map_or(0, |i| self.instants.get(i).copied().unwrap_or(u32::MAX));
             Step { at: id32(interval % self.count()), event, instant, price: again(before) }
         };
-        let overhead = self.overhead(lifetime.bytes);
+        let copied = self.copied(lifetime, tensor);
         let steps = (first..last + more.max(1)).map(step).collect();
-        Course { steps, round: false, overhead }
+        Course { steps, round: false, copied }
     }
 
     /// What it costs to make a tensor again as it is before an operator: two digits, rounded down.
@@ -267,6 +274,7 @@ impl Job<'_> {
         let mut touched: Vec<(u32, Touched)> = Vec::new();
         let mut others: Vec<(Course, TensorId)> = Vec::new();
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
+            let tensor = TensorId::of(index);
             let Some(last) = lifetime.uses.last().map(|slot| slot / 2) else { continue };
             if lifetime.bytes == 0 {
                 continue;
@@ -278,19 +286,19 @@ impl Job<'_> {
                 Some(update) if lifetime.long_lived => {
                     let writes = lifetime.writes.binary_search(&update).is_ok();
                     let event = if writes { Event::Write } else { Event::Use };
-                    touched.push((update, (self.round(lifetime), lifetime.bytes, Some(event))));
+                    touched.push((update, (self.round(tensor), lifetime.bytes, Some(event))));
                     continue;
                 }
                 Some(update) if update == last => {
-                    let course = self.life(lifetime, update, self.latest(update as usize) + 1);
+                    let course = self.life(tensor, update, self.latest(update as usize) + 1);
                     touched.push((update, (course, lifetime.bytes, None)));
                     continue;
                 }
-                _ if lifetime.long_lived => self.round(lifetime),
-                _ => self.life(lifetime, self.uses(lifetime).last().unwrap_or(last), 0),
+                _ if lifetime.long_lived => self.round(tensor),
+                _ => self.life(tensor, self.uses(lifetime).last().unwrap_or(last), 0),
             };
             if course.steps.iter().any(|step| step.instant != Instant::Held) {
-                others.push((course, TensorId::of(index)));
+                others.push((course, tensor));
             }
         }
         touched.compact_sort();

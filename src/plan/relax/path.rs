@@ -46,8 +46,9 @@ pub(super) struct Course {
     pub(super) steps: Vec<Step>,
     /// It goes round the end of the iteration.
     pub(super) round: bool,
-    /// By how many 16ths its copies take longer for the time that each takes to submit.
-    pub(super) overhead: u32,
+    /// How many 256ths of a byte are copied for each byte of memory. Memory is whole blocks; the
+    /// time to submit a copy counts as bytes.
+    pub(super) copied: u32,
 }
 
 /// Prices of a relaxation: nanoseconds for each MiB, but for `again` and `room`.
@@ -112,12 +113,16 @@ fn remaking(price: u64) -> f64 {
 impl Costs {
     fn of(course: &Course, step: &Step, prices: &Prices) -> Self {
         let at = step.at as usize;
-        let longer = 1.0 + f64::from(course.overhead) / 16.0;
+        let copied_part = f64::from(course.copied) / 256.0;
         let again = match step.price {
             NEVER => f64::INFINITY,
             price => prices.again[at] * remaking(price),
         };
-        Self { out: prices.out[at] * longer, back: (prices.back[at] * longer).min(again), again }
+        Self {
+            out: prices.out[at] * copied_part,
+            back: (prices.back[at] * copied_part).min(again),
+            again,
+        }
     }
 
     /// What it costs to be in a state behind an event, by the state before.
@@ -351,7 +356,7 @@ impl Paths {
         mib: f64,
         flow: &mut Flow,
     ) {
-        let longer = 1.0 + f64::from(course.overhead) / 16.0;
+        let copied_part = f64::from(course.copied) / 256.0;
         let steps = self.path.len() - 1;
         for (number, step) in course.steps[..steps].iter().enumerate() {
             let (from, to) = (self.path[number], self.path[number + 1]);
@@ -364,16 +369,16 @@ impl Paths {
             if !rests {
                 let copied = from == AWAY && {
                     let costs = Costs::of(course, step, prices);
-                    costs.again > prices.back[at] * longer
+                    costs.again > prices.back[at] * copied_part
                 };
                 if copied {
-                    flow.back[at] += mib * longer;
+                    flow.back[at] += mib * copied_part;
                 } else if from >= AWAY {
                     flow.again[at] += mib * remaking(step.price);
                 }
                 let stale = event == Event::Write || from == STALE || from == DROPPED;
                 if stale && (to == COPIED || to == AWAY) {
-                    flow.out[at] += mib * longer;
+                    flow.out[at] += mib * copied_part;
                 }
             }
             // A life ends with a use, and not at an instant.

@@ -43,7 +43,7 @@ fn course(random: &mut Random, count: usize, round: bool) -> Course {
         let price = if replays { random.below(2000) } else { NEVER };
         Step { at: u32::try_from(at).unwrap(), event, instant, price }
     };
-    Course { steps: (0..count).map(step).collect(), round, overhead: 0 }
+    Course { steps: (0..count).map(step).collect(), round, copied: 256 }
 }
 
 /// What a path takes, priced: what it is worth.
