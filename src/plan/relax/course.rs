@@ -16,7 +16,7 @@ use crate::units::{TensorId, id32};
 pub(super) struct Job<'a> {
     graph: &'a Graph,
     link: &'a Link,
-    residencies: Residencies<'a>,
+    residencies: &'a Residencies<'a>,
     /// By operator: it may run later than in the graph.
     late: Vec<bool>,
     times: Vec<u64>,
@@ -29,13 +29,13 @@ pub(super) struct Job<'a> {
 impl<'a> Job<'a> {
     /// Of each of `parts` parts of the iteration the operator with most bytes, updates left out.
     pub(super) fn new(
-        graph: &'a Graph,
+        residencies: &'a Residencies<'a>,
         latencies: &[Latency],
         link: &'a Link,
         late: bool,
         parts: u32,
     ) -> Self {
-        let residencies = Residencies::new(graph);
+        let graph = residencies.graph;
         let update: Vec<bool> = graph.operators.iter().map(is_update).collect();
         let times: Vec<u64> = latencies.iter().map(|l| l.time.0.max(1)).collect();
         let total: u64 = times.iter().sum();

@@ -1,8 +1,7 @@
 //! What the program of [`super`] does with each tensor, as a hint for planners.
 
-use super::bundle::Found;
 use super::path::{AWAY, DROPPED, Prices};
-use super::{Memory, PARTS, Relaxation, SIZE};
+use super::{Memory, PARTS, solved};
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::Graph;
@@ -31,17 +30,9 @@ const LEVELS: usize = PARTS.len() - 1;
 /// last prices, with their weights, are a solution of it.
 #[must_use]
 pub fn hints(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -> Vec<Hint> {
-    let new = |parts| Relaxation::new(graph, latencies, link, budget, false, parts);
-    let mut last: Option<(Relaxation, Found)> = None;
-    for relaxation in PARTS.into_iter().take(LEVELS).map_while(new) {
-        if last.is_some() && relaxation.size() > SIZE {
-            break;
-        }
-        let found = relaxation.rise(last, f64::INFINITY);
-        last = Some((relaxation, found));
-    }
+    let solved = solved(graph, latencies, link, (budget, false), &PARTS[..LEVELS], f64::INFINITY);
     let mut hints = vec![Hint::default(); graph.tensors.len()];
-    let Some((relaxation, found)) = last else { return hints };
+    let Some((relaxation, found)) = solved else { return hints };
     let groups = &relaxation.alike.groups;
     let mut shares: Vec<Vec<[f64; 2]>> =
         groups.iter().map(|group| vec![[0.0; 2]; group.course.steps.len()]).collect();

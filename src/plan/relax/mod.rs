@@ -69,6 +69,7 @@ use path::{Course, Event, Flow, Paths, Prices};
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::Graph;
+use crate::residency::Residencies;
 use crate::sim::engine::rate;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos};
@@ -149,17 +150,17 @@ struct Memory {
 }
 
 impl Relaxation {
-    /// A relaxation of `graph` within a budget, with an instant in each of `parts` parts; `None`
+    /// A relaxation of a job within a budget, with an instant in each of `parts` parts; `None`
     /// where all operators are updates.
     fn new(
-        graph: &Graph,
+        residencies: &Residencies<'_>,
         latencies: &[Latency],
         link: &Link,
         budget: Bytes,
         late: bool,
         parts: u32,
     ) -> Option<Self> {
-        let job = Job::new(graph, latencies, link, late, parts);
+        let job = Job::new(residencies, latencies, link, late, parts);
         if job.instants.is_empty() {
             return None;
         }
@@ -311,6 +312,33 @@ const SIZE: usize = 100_000;
 /// This part of the iteration's time is taken off.
 const SLACK: f64 = 1e-9;
 
+/// The best prices found with one number of parts after the other, until their value is `enough`
+/// nanoseconds; `None` where all operators are updates.
+fn solved(
+    graph: &Graph,
+    latencies: &[Latency],
+    link: &Link,
+    (budget, late): (Bytes, bool),
+    parts: &[u32],
+    enough: f64,
+) -> Option<(Relaxation, Found)> {
+    let residencies = Residencies::new(graph);
+    let mut last: Option<(Relaxation, Found)> = None;
+    for &parts in parts {
+        let enough_found = |(of, found): &(Relaxation, Found)| found.value * of.total >= enough;
+        if last.as_ref().is_some_and(enough_found) {
+            break;
+        }
+        let relaxation = Relaxation::new(&residencies, latencies, link, budget, late, parts)?;
+        if last.is_some() && relaxation.size() > SIZE {
+            break;
+        }
+        let found = relaxation.rise(last, enough);
+        last = Some((relaxation, found));
+    }
+    last
+}
+
 /// A lower bound on what any plan within a budget adds to the iteration of `graph`. With `late` it
 /// also holds for plans that run updates later than in the graph. The search ends at `enough`.
 #[must_use]
@@ -322,21 +350,9 @@ pub fn added(
     late: bool,
     enough: Nanos,
 ) -> Nanos {
-    let new = |parts| Relaxation::new(graph, latencies, link, budget, late, parts);
-    let enough = enough.0 as f64;
-    let mut best = 0.0f64;
-    let mut last: Option<(Relaxation, Found)> = None;
-    for relaxation in PARTS.into_iter().map_while(new) {
-        if last.is_some() && relaxation.size() > SIZE {
-            break;
-        }
-        let found = relaxation.rise(last, enough);
-        best = best.max((found.value - SLACK) * relaxation.total);
-        if best >= enough {
-            break;
-        }
-        last = Some((relaxation, found));
-    }
+    let solved = solved(graph, latencies, link, (budget, late), &PARTS, enough.0 as f64);
+    let value = |(of, found): (Relaxation, Found)| (found.value - SLACK) * of.total;
+    let best = solved.map_or(0.0, value).max(0.0);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

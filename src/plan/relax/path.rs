@@ -105,9 +105,9 @@ struct Costs {
     again: f64,
 }
 
-/// Nanoseconds for each MiB.
+/// Nanoseconds for each MiB of what can be made again.
 fn remaking(price: u64) -> f64 {
-    if price == NEVER { f64::INFINITY } else { price as f64 * 1.024 }
+    price as f64 * 1.024
 }
 
 impl Costs {

@@ -182,7 +182,9 @@ fn relaxations(late: bool, parts: &[u32]) -> Vec<Relaxation> {
     let times = latencies(&graph, &device, None);
     let budget = Bytes(Liveness::of(&graph).peak.0 / 2);
     let (graph, times) = early_job(&graph, &times);
-    let new = |parts: &u32| Relaxation::new(&graph, &times, &device.link, budget, late, *parts);
+    let residencies = Residencies::new(&graph);
+    let new =
+        |parts: &u32| Relaxation::new(&residencies, &times, &device.link, budget, late, *parts);
     parts.iter().filter_map(new).collect()
 }
 
