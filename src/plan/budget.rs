@@ -241,7 +241,7 @@ pub(super) fn within(
     framework: Option<&Framework>,
 ) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
-    let own = alone(request, &liveness, framework, None, &mut None);
+    let own = alone(request, &liveness, framework, None, &mut Memory::Nothing);
     let fails = matches!(own, Err(PlanError::Infeasible(_)));
     let mut best = own;
     let mut methods = if fails { request.method.portfolio() } else { Vec::new() };
@@ -249,7 +249,7 @@ pub(super) fn within(
     methods.retain(|method| proof::floor(&with(method), &liveness) <= request.budget);
     let made = in_parallel(methods.len(), |at| {
         let request = with(&methods[at]);
-        alone(&request, &liveness, framework, Some(Nanos(u64::MAX)), &mut None)
+        alone(&request, &liveness, framework, Some(Nanos(u64::MAX)), &mut Memory::Nothing)
     });
     for (method, made) in methods.iter().zip(made) {
         match made {
@@ -273,7 +273,7 @@ pub(super) fn within(
 
 /// As [`within`], without other planners that stand in.
 pub(super) fn by_itself(request: &Request<'_>) -> Result<Planned, PlanError> {
-    alone(request, &Liveness::of(request.graph), None, None, &mut None)
+    alone(request, &Liveness::of(request.graph), None, None, &mut Memory::Nothing)
 }
 
 /// A plan of another planner becomes this one's, and says whose it was.
@@ -310,15 +310,10 @@ fn alone(
             Attempt::Blocked => break,
         };
         if attempt == 0 {
-            apart = search.apart()?;
+            apart = search.apart(height)?;
         }
-        // What is decided then is placed differently, so some more than what was too much; ever
-        // more.
-        let step = (height - budget) + ((budget / 1024) << attempt.min(6)).max(512);
-        if step >= target {
-            break;
-        }
-        target = (target - step) / 512 * 512;
+        let Some(next) = search.tighter(target, height, attempt) else { break };
+        target = next;
     }
     if let Some(planned) = apart {
         return Ok(planned);
@@ -346,18 +341,16 @@ fn alone(
 pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let budget = request.budget.0 / 512 * 512;
-    let memory = &mut None;
+    let memory = &mut Memory::Nothing;
     let mut search = Search::new(request, None, &liveness, None, memory);
     let mut target = budget;
     for attempt in 0..FEW {
         match search.attempt(target, &request.method)? {
             Attempt::Fits(planned) => return Ok(*planned),
-            Attempt::TooHigh(height) => {
-                target = target
-                    .saturating_sub((height - budget) + ((budget / 1024) << attempt).max(512))
-                    / 512
-                    * 512
-            }
+            Attempt::TooHigh(height) => match search.tighter(target, height, attempt) {
+                Some(next) => target = next,
+                None => break,
+            },
             Attempt::Blocked => break,
         }
     }
@@ -407,6 +400,13 @@ impl<'a> Search<'a> {
             brief: false,
             memory,
         }
+    }
+
+    /// The target after one whose plan is too high. What is decided then is placed differently, so
+    /// it is lower by somewhat more than what was too much; ever more.
+    fn tighter(&self, target: u64, height: u64, attempt: usize) -> Option<u64> {
+        let step = (height - self.budget) + ((self.budget / 1024) << attempt.min(6)).max(512);
+        (step < target).then(|| (target - step) / 512 * 512)
     }
 
     fn refusal(self) -> PlanError {

@@ -1,7 +1,10 @@
 //! The input of every planner, and its decision.
 
+use std::sync::Arc;
+
 use super::emit::{self, Emitted};
 use super::neap::Warm;
+use super::relax::Hint;
 use super::residency::Residencies;
 use crate::contract::Latency;
 use crate::device::Link;
@@ -46,9 +49,25 @@ impl Decision {
     }
 }
 
-/// What a planner learned while it decided, for the next, similar target. Only neap's own planner
-/// learns something.
-pub type Memory = Option<Warm>;
+/// What neap's own planner knows before it decides.
+#[derive(Clone, Debug, Default)]
+pub enum Memory {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// What a linear program says of each tensor ([`crate::relax::hints`]).
+    Hints(Arc<[Hint]>),
+    /// What it learned while it decided for a similar target.
+    Warm(Warm),
+}
+
+impl Memory {
+    /// What was learned.
+    #[must_use]
+    pub const fn warm(&self) -> Option<&Warm> {
+        if let Self::Warm(warm) = self { Some(warm) } else { None }
+    }
+}
 
 /// Decides for every gap of every tensor whether the tensor stays, is swapped or is recomputed.
 ///
@@ -59,8 +78,8 @@ pub trait Planner: Clone {
     /// Decides until no slot's load exceeds the target, or nothing more can be done.
     fn decide(&self, given: &Given<'_>) -> Decision;
 
-    /// The same with what the planner learned from a similar target, which it replaces by what it
-    /// learns from this one.
+    /// The same with what the planner knows before, which it replaces by what it learns from this
+    /// target.
     fn decide_again(&self, given: &Given<'_>, _memory: &mut Memory) -> Decision {
         self.decide(given)
     }

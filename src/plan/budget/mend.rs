@@ -118,10 +118,10 @@ impl Search<'_> {
             let kinds = [Some(options), options.linger.then_some(&lingering)].into_iter().flatten();
             let ways = kinds.flat_map(|options| [(options, false), (options, true)]);
             for (options, clears) in ways.filter(|(_, clears)| !clears || !large) {
-                let mut memory = None;
+                let mut memory = Memory::Nothing;
                 for below in *targets {
                     if options.thorough {
-                        memory = None;
+                        memory = Memory::Nothing;
                     }
                     let target = (self.budget - self.budget / PARTS * below) / 512 * 512;
                     self.mended_at(target, (options, clears), framework, &mut memory, fits)?;
@@ -154,11 +154,11 @@ impl Search<'_> {
                 pinned: request.device.pinned_bytes,
                 target,
             };
-            let warm = memory.as_ref().filter(|_| !away.is_empty());
+            let warm = memory.warm().filter(|_| !away.is_empty());
             let cleared = warm.and_then(|warm| clear(&given, options, warm, &away));
             let decided = match cleared {
                 Some((residencies, warm)) => {
-                    *memory = Some(warm);
+                    *memory = Memory::Warm(warm);
                     Decision::of(&residencies, target)
                 }
                 None => method.decide(&given, memory),

@@ -70,7 +70,7 @@ fn least(
 ) -> Result<Option<Planned>, PlanError> {
     let Some(mut best) = lowest(request, liveness, framework)? else { return Ok(None) };
     // With all the effort lower budgets are met: in steps that double while they succeed.
-    let (mut part, mut memory) = (64, None);
+    let (mut part, mut memory) = (64, Memory::Nothing);
     loop {
         let step = (best.bound().0 / part).max(512);
         let floor = liveness.floor.0.div_ceil(512) * 512;
@@ -119,7 +119,7 @@ fn lowest(
     for method in quick.narrow().into_iter().chain([quick]).rev().chain(request.method.portfolio())
     {
         let own = method.name() == request.method.name();
-        let mut memory = None;
+        let mut memory = Memory::Nothing;
         // The last of the targets at which a plan lower than those before it was found.
         let mut at = |targets: &[u64], best: &mut Option<Planned>| {
             let bound =
@@ -129,7 +129,8 @@ fn lowest(
             };
             // The search of the planner itself goes on from target to target.
             let count = if own { 0 } else { targets.len() };
-            let mut ahead = in_parallel(count, |at| look(targets[at], &mut None)).into_iter();
+            let mut ahead =
+                in_parallel(count, |at| look(targets[at], &mut Memory::Nothing)).into_iter();
             let mut last = None;
             for &target in targets {
                 let found = match ahead.next() {
@@ -174,7 +175,7 @@ pub(super) fn roughly(
     framework: Option<&Framework>,
     floor: Bytes,
 ) -> Result<Option<Bytes>, PlanError> {
-    let (quick, mut memory, mut least) = (request.method.quick(), None, None);
+    let (quick, mut memory, mut least) = (request.method.quick(), Memory::Nothing, None);
     let range = liveness.peak.saturating_sub(floor).0;
     for part in 0..ROUGH {
         let target = floor.0 + range / ROUGH * part;

@@ -40,7 +40,7 @@ impl Basis {
         memory: &Memory,
         framework: Option<&Framework>,
     ) -> Option<Self> {
-        let (Method::Neap(options), Some(warm)) = (method, memory) else { return None };
+        let (Method::Neap(options), Memory::Warm(warm)) = (method, memory) else { return None };
         let (options, warm, framework) = (options.clone(), warm.clone(), framework.cloned());
         Some(Self { target, options, warm, framework, graph: None })
     }
@@ -169,7 +169,7 @@ fn reserved(
     rival: Nanos,
     mend: bool,
 ) -> Result<Option<Planned>, PlanError> {
-    let memory = &mut None;
+    let memory = &mut Memory::Nothing;
     let search = Search::new(request, Some(framework), liveness, Some(rival), memory);
     let emitted = Decision::of(residencies, search.budget).emitted;
     if !mend {

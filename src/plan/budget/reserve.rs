@@ -44,7 +44,7 @@ pub(crate) fn quicker_for(
     mend: bool,
 ) -> Result<Option<Planned>, PlanError> {
     let liveness = Liveness::of(request.graph);
-    let memory = &mut None;
+    let memory = &mut Memory::Nothing;
     let mut search = Search::new(request, Some(framework), &liveness, Some(rival), memory);
     search.brief = true;
     search.nearby(mend)
@@ -79,7 +79,7 @@ impl Search<'_> {
     /// quicker.
     fn varied(&mut self, fits: &mut Option<Planned>) -> Result<(), PlanError> {
         let mut variants: Vec<(Method, Memory)> =
-            self.request.method.variants().into_iter().map(|m| (m, None)).collect();
+            self.request.method.variants().into_iter().map(|m| (m, Memory::Nothing)).collect();
         for part in 0..VARIED {
             let target = (self.budget - self.budget / 48 * part) / 512 * 512;
             let promising = self.try_all(target, &mut variants, fits)?.is_some();
@@ -101,7 +101,7 @@ impl Search<'_> {
             .into_iter()
             .flatten()
             .rev()
-            .map(|m| (m, None))
+            .map(|m| (m, Memory::Nothing))
             .collect();
         let (mut fits, mut above, mut target) = (None, self.budget, self.budget);
         for _ in 0..shrinks {
@@ -151,7 +151,7 @@ impl Search<'_> {
         let method = &self.request.method;
         let others = method.variants().into_iter().chain(method.narrow()).chain(only_large(method));
         let mut methods: Vec<(Method, Memory)> =
-            std::iter::once(method.clone()).chain(others).map(|m| (m, None)).collect();
+            std::iter::once(method.clone()).chain(others).map(|m| (m, Memory::Nothing)).collect();
         let targets = (OPERATORS / operators / methods.len()).clamp(1, TARGETS) as u64;
         let mut missed = 0;
         for part in 0..targets {
@@ -169,7 +169,7 @@ impl Search<'_> {
     /// long as it promises to be quicker.
     fn only_large(&mut self, fits: &mut Option<Planned>) -> Result<(), PlanError> {
         for method in only_large(&self.request.method) {
-            let own = &mut [(method, None)];
+            let own = &mut [(method, Memory::Nothing)];
             let mut missed = 0;
             for part in 0..COARSE {
                 let target = (self.budget - self.budget / COARSE_STEP * part) / 512 * 512;

@@ -20,6 +20,8 @@ use crate::method::Method;
 use crate::neap;
 use crate::neap::improve::polish;
 use crate::parallel::in_parallel;
+use crate::planner::Memory;
+use crate::relax;
 use crate::units::{Bytes, Nanos};
 
 /// The number of parts into which the rungs divide the unplanned peak of the framework's order.
@@ -59,9 +61,19 @@ fn hopeless(planned: &Planned, n: u64, rival: Option<Nanos>) -> bool {
     rival.is_some_and(|rival| time - time / n >= rival.0)
 }
 
+/// How a job is planned where its first plan is slow.
+#[derive(Clone, Copy)]
+enum Way {
+    /// As at first.
+    Same,
+    /// Without dead inputs that live on ([`neap::Options::extend`]).
+    Twice,
+    /// From what a linear program says ([`neap::Options::guide`]).
+    Guided,
+}
+
 /// What comes of the plan that was made at first for a budget. Where it is slow, the job is also
-/// planned without dead inputs that live on ([`neap::Options::extend`]) and from what a linear
-/// program says ([`neap::Options::guide`]): these searches go other ways, and often better ones.
+/// planned in other ways, which are often better.
 fn on_rung(
     request: &Request<'_>,
     liveness: &Liveness,
@@ -74,24 +86,36 @@ fn on_rung(
     // What is not below this does not get below the rival by polishing.
     let most = rival.map_or(u64::MAX, |r| r.0.saturating_add(r.0 / (polish::MOST - 1)));
     let slow = slow(&first);
-    let improved = |request: &Request<'_>, planned: Planned| {
-        if slow { improved(request, liveness, rival, (planned, most)) } else { Ok(planned) }
+    let improved = |request: &Request<'_>, planned: Planned, memory: &Memory| {
+        if !slow {
+            return Ok(planned);
+        }
+        improved(request, (liveness, memory), rival, (planned, most))
     };
-    let Method::Neap(options) = &request.method else { return improved(request, first) };
+    let nothing = Memory::Nothing;
+    let Method::Neap(options) = &request.method else {
+        return improved(request, first, &nothing);
+    };
     let time = first.run.iteration.0;
     let limit = Nanos(most.min(time.saturating_add(time / polish::MOST)));
     let twice = slow && options.twice && options.extend && options.recompute;
-    let twice = twice.then(|| neap::Options { extend: false, ..options.clone() });
     let guided = options.guide && options.swap;
-    let guided = guided.then(|| neap::Options { guided: true, ..options.clone() });
-    let ways: Vec<neap::Options> = twice.into_iter().chain(guided).collect();
-    let made = in_parallel(1 + ways.len(), |way| {
-        let Some(options) = way.checked_sub(1).map(|way| ways[way].clone()) else {
-            return improved(request, first.clone()).map(Some);
+    // What takes longest comes first.
+    let ways = [guided.then_some(Way::Guided), Some(Way::Same), twice.then_some(Way::Twice)];
+    let ways: Vec<Way> = ways.into_iter().flatten().collect();
+    let made = in_parallel(ways.len(), |at| {
+        let (options, memory) = match ways[at] {
+            Way::Same => return improved(request, first.clone(), &nothing).map(Some),
+            Way::Twice => (neap::Options { extend: false, ..options.clone() }, Memory::Nothing),
+            Way::Guided => {
+                let Request { graph, latencies, device, budget, .. } = *request;
+                let hints = relax::hints(graph, latencies, &device.link, budget);
+                (options.clone(), Memory::Hints(hints.into()))
+            }
         };
         let request = Request { method: Method::Neap(options), ..request.clone() };
-        match alone(&request, liveness, None, Some(limit), &mut None) {
-            Ok(planned) => improved(&request, planned).map(Some),
+        match alone(&request, liveness, None, Some(limit), &mut memory.clone()) {
+            Ok(planned) => improved(&request, planned, &memory).map(Some),
             Err(PlanError::Infeasible(_)) => Ok(None),
             Err(defect) => Err(defect),
         }
@@ -110,13 +134,13 @@ fn on_rung(
 /// better one.
 fn improved(
     request: &Request<'_>,
-    liveness: &Liveness,
+    (liveness, memory): (&Liveness, &Memory),
     rival: Option<Nanos>,
     (mut best, most): (Planned, u64),
 ) -> Result<Planned, PlanError> {
     let take_quicker = |request: &Request<'_>, best: &mut Planned| {
         let limit = Nanos(best.run.iteration.0.min(most));
-        match alone(request, liveness, None, Some(limit), &mut None) {
+        match alone(request, liveness, None, Some(limit), &mut memory.clone()) {
             Ok(planned) => *best = planned,
             Err(PlanError::Infeasible(_)) => {}
             Err(defect) => return Err(defect),

@@ -6,6 +6,8 @@
 //! over the target that it relieves; only then does a copy that an operator has to wait for. Not
 //! for: when copies run in the end ([`super::prefetch`]).
 
+mod ahead;
+
 use std::cmp::Reverse;
 
 use super::improve::polish::{Choice, Made};
@@ -328,6 +330,9 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let deadline = if after_end { self.setting.clock.total } else { peak_start };
         let mut out_length = 0;
         let mut out_at = leaves;
+        if !clean && self.setting.variant.ahead && self.swap_ahead(tensor, gap, slot) {
+            return true;
+        }
         if !clean {
             // As slow as when both directions are busy, only if the other one is.
             let found = [false, true].into_iter().find_map(|contended| {

@@ -7,8 +7,9 @@ use crate::contract::Latency;
 use crate::residency::{Gap, Residencies};
 use crate::units::TensorId;
 
-/// Keeps again what there is room for, within `target`.
-pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u64) {
+/// Keeps again what there is room for, within `target`. With `ahead`, what saves another swap its
+/// copy out stays swapped.
+pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u64, ahead: bool) {
     let mut recomputes: Vec<(u64, TensorId, u32)> = residencies
         .chains
         .iter()
@@ -39,11 +40,24 @@ pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u6
         for gap in 0..residencies.lifetimes[index].gaps.len() {
             if matches!(residencies.gap(tensor, gap), Gap::Swap(_))
                 && room(residencies, tensor, gap, target)
+                && !(ahead && saves_a_copy(residencies, tensor, gap))
             {
                 residencies.decide(tensor, gap, Gap::Keep);
             }
         }
     }
+}
+
+/// Whether another swap needs no copy out because this one goes round the end.
+fn saves_a_copy(residencies: &Residencies<'_>, tensor: TensorId, gap: usize) -> bool {
+    let lifetime = residencies.lifetime(tensor);
+    let last = lifetime.gaps.len() - 1;
+    gap == last
+        && lifetime.long_lived
+        && (0..last).any(|g| {
+            matches!(lifetime.gaps[g], Gap::Swap(_))
+                && !lifetime.writes.first().is_some_and(|w| 2 * w + 1 <= lifetime.uses[g])
+        })
 }
 
 fn room(residencies: &Residencies<'_>, tensor: TensorId, gap: usize, target: u64) -> bool {

@@ -31,7 +31,7 @@ use crate::clock::{self, Clock};
 use crate::compact::CompactSort;
 use crate::job::Graph;
 use crate::parallel::{in_parallel, width};
-use crate::planner::Given;
+use crate::planner::{Given, Memory};
 use crate::residency::Residencies;
 use crate::units::TensorId;
 
@@ -119,13 +119,24 @@ struct Found<'a> {
     choices: Vec<Choice>,
 }
 
+impl Found<'_> {
+    /// Becomes the first of the best, if that is better.
+    fn keep_best(&mut self, all: Vec<Self>) {
+        for found in all {
+            if found.key < self.key {
+                *self = found;
+            }
+        }
+    }
+}
+
 /// The best decisions found, and where that ended. From where another search ended a quarter of the
 /// effort is enough.
 #[must_use]
 pub fn search<'a>(
     given: &Given<'a>,
     options: &Options,
-    warm: Option<&Warm>,
+    memory: &Memory,
 ) -> (Residencies<'a>, Warm) {
     let mut search = Search::new(given, options);
     let n = given.graph.operators.len();
@@ -133,7 +144,7 @@ pub fn search<'a>(
     search.calm = search.left - share(options.effort, OPERATORS.1, n);
     search.half = if n as u64 > OPERATORS.1 { search.left / 2 } else { 0 };
     let none = unswappable(given.graph, options.swap_share);
-    if let Some(warm) = warm {
+    if let Memory::Warm(warm) = memory {
         search.left = options.effort / 4;
         search.calm = options.effort / 8;
         search.half = options.effort / 8;
@@ -159,8 +170,8 @@ pub fn search<'a>(
         }
     }
     search.stream(&mut best, &none);
-    if options.guided {
-        search.guided(&mut best, &none);
+    if let Memory::Hints(hints) = memory {
+        search.guided(&mut best, &none, hints);
     }
     // Half of it from the clock without waiting, so that a plan without any is found where there is
     // one.
@@ -293,7 +304,7 @@ impl<'a, 'o> Search<'a, 'o> {
         if self.options.drop {
             // What is streamed needs room to come while others leave.
             let room = if variant.streamed > 0 { target / ROOM } else { 0 };
-            drop::drop(&mut residencies, latencies, target - room);
+            drop::drop(&mut residencies, latencies, target - room, variant.ahead);
         }
         if variant.linger > 0 {
             linger::linger(&mut residencies, &self.clock, link, target, variant);
@@ -356,11 +367,7 @@ impl<'a, 'o> Search<'a, 'o> {
         });
         let lingering = lingering.into_iter().filter(|_| self.options.lingering);
         let variants: Vec<Variant> = streamed.into_iter().chain(lingering).collect();
-        for found in self.choose_each(variants.len(), &|at| (variants[at], none.into())) {
-            if found.key < best.key {
-                *best = found;
-            }
-        }
+        best.keep_best(self.choose_each(variants.len(), &|at| (variants[at], none.into())));
     }
 
     /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps

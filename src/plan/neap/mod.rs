@@ -104,9 +104,8 @@ pub struct Options {
     /// Where the plan is slow, also make one from starts that are drawn from a linear program
     /// ([`improve`]).
     pub guide: bool,
-    /// This is that plan.
-    #[serde(skip)]
-    pub guided: bool,
+    /// Some of these starts copy parameters out ahead ([`Variant::ahead`]).
+    pub ahead: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
     /// Change two choices of the plan at once too, where single ones are changed for a framework's
@@ -176,7 +175,7 @@ impl Default for Options {
             set_apart: Apart::No,
             twice: true,
             guide: true,
-            guided: false,
+            ahead: true,
             polish: true,
             pairs: true,
             random: true,
@@ -211,6 +210,9 @@ pub struct Variant {
     /// The most tensors that stay over the end of the iteration, of those that leave last
     /// ([`mod@linger`]).
     pub linger: u32,
+    /// Parameters also leave after their updates and come back for the next forward, so that they
+    /// leave there without a copy ([`choose`]).
+    pub ahead: bool,
 }
 
 impl Variant {
@@ -224,6 +226,7 @@ impl Variant {
         parameters: false,
         last: 0,
         linger: 0,
+        ahead: false,
     };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.
@@ -287,12 +290,12 @@ impl Options {
 
 impl Planner for Options {
     fn decide(&self, given: &Given<'_>) -> Decision {
-        self.decide_again(given, &mut None)
+        self.decide_again(given, &mut Memory::Nothing)
     }
 
     fn decide_again(&self, given: &Given<'_>, memory: &mut Memory) -> Decision {
-        let (residencies, end) = improve::search(given, self, memory.as_ref());
-        *memory = Some(end);
+        let (residencies, end) = improve::search(given, self, memory);
+        *memory = Memory::Warm(end);
         Decision::of(&residencies, given.target)
     }
 

@@ -1,14 +1,16 @@
 //! The planner on a small network: forward, then backward over what forward kept.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::choose::{Chooser, Setting};
 use super::improve::polish::{Before, Judge, polish};
 use super::{Apart, Options, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
 use crate::device::Link;
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
-use crate::planner::{Given, Planner as _};
+use crate::planner::{Given, Memory, Planner as _};
 use crate::recompute::{Part, Reach};
 use crate::residency::{Gap, Residencies, Swap};
 use crate::units::{Bytes, Nanos, TensorId};
@@ -136,13 +138,58 @@ fn what_nothing_generates_leaves_before_a_large_tensor_that_can_lie_at_its_addre
 }
 
 #[test]
+fn what_was_copied_out_ahead_leaves_without_a_copy() {
+    let (graph, options, parameter) = (graph(), Options::default(), TensorId::of(0));
+    let latency = Latency { time: Nanos(400_000), source: Source::Graph };
+    let latencies = vec![latency; 2 * LAYERS];
+    let clock = clock::Clock::nominal(&latencies);
+    // Operators 4 and 20 use it; one of these or a last one writes it.
+    let swapped = |writes: u32| {
+        let mut residencies = Residencies::new(&graph);
+        let lifetime = &mut residencies.lifetimes[parameter.index()];
+        lifetime.uses = Arc::new(vec![9, 41]);
+        lifetime.gaps = Arc::new(vec![Gap::Keep; 2]);
+        lifetime.writes = Arc::new(vec![writes]);
+        let setting = Setting {
+            latencies: &latencies,
+            link: &LINK,
+            pinned: Bytes(1 << 30),
+            target: 9 * SIZE,
+            options: &options,
+            clock: &clock,
+            variant: Variant { ahead: true, ..Variant::FIRST },
+            rules: &[],
+            all: &[],
+            large: &[],
+        };
+        let mut chooser = Chooser::new(residencies, setting);
+        let before = chooser.residencies.load.at(24);
+        let swaps = chooser.swap_ahead(parameter, 0, 24);
+        let Residencies { load, .. } = &chooser.residencies;
+        assert_eq!(before - load.at(24), if swaps { SIZE } else { 0 });
+        swaps.then_some(chooser)
+    };
+    let chooser = swapped(20).unwrap();
+    assert!(chooser.residencies.clean(parameter, 0) && !chooser.residencies.clean(parameter, 1));
+    let Gap::Swap(round) = chooser.residencies.gap(parameter, 1) else { panic!("it is swapped") };
+    // Each way takes three operators; the first one back is there for operator 4.
+    assert_eq!((round.out_place, round.out_until, round.back_from), (21, 47, 2));
+    assert_eq!(chooser.choices.len(), 2);
+    // What its first use writes has to be copied out again.
+    assert!(swapped(4).is_none());
+}
+
+#[test]
 fn effort_never_makes_it_worse_and_plans_are_the_same_each_time() {
     let (graph, latencies) = (graph(), latencies());
     for target in (4..14).map(|n| n * SIZE) {
         let given = given(&graph, &latencies, target);
         let time = |effort| {
-            let (residencies, _) =
-                improve::search(&given, &Options { effort, ..Options::default() }, None);
+            let (residencies, _) = improve::search(
+                &given,
+                &Options { effort, ..Options::default() },
+                &Memory::Nothing,
+            );
             (residencies.load.peak().1 > target, clock::run(&residencies, &latencies, &LINK).total)
         };
         let times: Vec<_> = [0, 1, 4, 16, 64].map(time).into();
@@ -289,7 +336,7 @@ fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
     let (mut quicker, mut by_pairs) = (0, 0);
     for target in (4..14).map(|n| n * SIZE) {
         let given = given(&graph, &latencies, target);
-        let (residencies, warm) = improve::search(&given, &options, None);
+        let (residencies, warm) = improve::search(&given, &options, &Memory::Nothing);
         if residencies.load.peak().1 > target {
             continue;
         }

@@ -14,8 +14,10 @@ const PLANES: usize = 100;
 const STEPS: u32 = 200;
 const PATIENCE: u32 = 40;
 
-/// Where planes promise no more than this part of the iteration's time, the search ends.
+/// Where planes promise no more than this part of the iteration's time, the next way is longer,
+/// and where it was at least [`FAR`] already, the search ends.
 const HOPE: f64 = 1e-5;
+const FAR: f64 = 100.0;
 
 /// How often weights move between two planes to find one step.
 const MOVES: usize = 100;
@@ -46,8 +48,16 @@ impl Plane {
     }
 }
 
+/// In four sums, which a processor can make at once.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+    let mut sums = [0.0; 4];
+    let (a, b) = (a.chunks(4), b.chunks(4));
+    for (a, b) in a.zip(b) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += a * b;
+        }
+    }
+    (sums[0] + sums[1]) + (sums[2] + sums[3])
 }
 
 /// Moves a point to the nearest one at which prices are not negative, and those of an interval's
@@ -96,7 +106,7 @@ pub(super) fn rise(of: &Relaxation, start: Vec<f64>, enough: f64) -> Found {
             point: point.clone(),
         };
         let hoped = model - best;
-        if hoped < HOPE {
+        if hoped < HOPE && reach >= FAR {
             break;
         }
         if value > best && value - best >= hoped / 10.0 {
@@ -106,7 +116,9 @@ pub(super) fn rise(of: &Relaxation, start: Vec<f64>, enough: f64) -> Found {
             (center, best, failed) = (point, value, 0);
         } else {
             failed += 1;
-            if failed % 10 == 0 {
+            if hoped < HOPE {
+                reach *= 4.0;
+            } else if failed % 10 == 0 {
                 reach /= 2.0;
             }
         }

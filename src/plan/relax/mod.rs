@@ -223,7 +223,7 @@ impl Relaxation {
             paths.add(course, prices, None, *mib, flow);
         }
         for unit in &self.alike.units {
-            let at = |by: usize| (unit.early + by) % n;
+            let at = |by: usize| unit.early + by - if unit.early + by < n { 0 } else { n };
             worths.clear();
             worths.extend((0..unit.width).map(|by| unit.time * prices.room[at(by)]));
             for member in &unit.members {

@@ -125,31 +125,29 @@ impl Costs {
         }
     }
 
-    /// What it costs to be in a state behind an event, by the state before.
-    fn cost(&self, event: Event, from: usize, to: usize) -> f64 {
+    /// What it costs to be in each state behind an event, from one state before it.
+    #[inline]
+    fn row(&self, event: Event, from: usize) -> Values {
         let comes = match from {
             AWAY => self.back,
             DROPPED => self.again,
             _ => 0.0,
         };
-        // What was away or dropped and stays so where nothing uses it.
-        if event == Event::None && from >= AWAY && from == to {
-            return 0.0;
-        }
         let stale = event == Event::Write || from == STALE || from == DROPPED;
-        let leaves = match to {
-            COPIED | AWAY if stale => self.out,
-            STALE if !stale => f64::INFINITY,
-            DROPPED if self.again == f64::INFINITY => f64::INFINITY,
-            _ => 0.0,
-        };
-        comes + leaves
+        let (stays, out) = if stale { (comes, comes + self.out) } else { (f64::INFINITY, comes) };
+        let drops = if self.again == f64::INFINITY { f64::INFINITY } else { comes };
+        let mut row = [stays, out, out, drops];
+        // What was away or dropped and stays so where nothing uses it.
+        if event == Event::None && from >= AWAY {
+            row[from] = 0.0;
+        }
+        row
     }
 
     // In one piece: several loops ask for it.
     #[inline(never)]
     fn table(&self, event: Event) -> [Values; 4] {
-        std::array::from_fn(|from| std::array::from_fn(|to| self.cost(event, from, to)))
+        std::array::from_fn(|from| self.row(event, from))
     }
 }
 
@@ -162,18 +160,30 @@ fn worth(instant: Instant, memory: f64) -> Values {
     }
 }
 
+/// The larger one. (Unlike `f64::max` it is one instruction; nothing here is not a number.)
+#[inline]
+const fn larger(a: f64, b: f64) -> f64 {
+    if a > b { a } else { b }
+}
+
 #[inline(never)]
 fn forward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
-    std::array::from_fn(|to| {
-        let best = (0..4).map(|from| values[from] - table[from][to]).fold(NONE, f64::max);
-        best + worth[to]
-    })
+    let mut best = [NONE; 4];
+    for (value, row) in values.iter().zip(table) {
+        for (best, cost) in best.iter_mut().zip(row) {
+            *best = larger(value - cost, *best);
+        }
+    }
+    std::array::from_fn(|to| best[to] + worth[to])
 }
 
 #[inline(never)]
 fn backward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
     let ahead: Values = std::array::from_fn(|to| values[to] + worth[to]);
-    std::array::from_fn(|from| (0..4).map(|to| ahead[to] - table[from][to]).fold(NONE, f64::max))
+    std::array::from_fn(|from| {
+        let value = |to: usize| ahead[to] - table[from][to];
+        larger(larger(value(0), value(1)), larger(value(2), value(3)))
+    })
 }
 
 /// Memory for paths that is used again.
@@ -296,7 +306,7 @@ impl Paths {
                 let table = Costs::of(course, step, prices).table(event.max(step.event));
                 let through = backward(&behind[at + 1], &table, &self.worths[at]);
                 let value = (0..4).map(|from| self.forward[at][from] + through[from]);
-                *best = value.fold(*best, f64::max);
+                *best = value.fold(*best, larger);
             }
         }
         for (worth, best) in worths.iter_mut().zip(best) {
@@ -325,8 +335,8 @@ impl Paths {
         let costs = Costs::of(course, &course.steps[at], prices);
         let event = course.steps[at].event.max(Event::Use);
         let value = |from: usize| {
-            let to = |to: usize| self.forward[at][from] - costs.cost(event, from, to);
-            to(STALE).max(to(COPIED))
+            let row = costs.row(event, from);
+            larger(self.forward[at][from] - row[STALE], self.forward[at][from] - row[COPIED])
         };
         let from = (0..4).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap_or(STALE);
         (value(from), from)
@@ -342,7 +352,8 @@ impl Paths {
         let step = &course.steps[at];
         let costs = Costs::of(course, step, prices);
         let event = step.event.max(Event::Use);
-        let stale = costs.cost(event, from, STALE) <= costs.cost(event, from, COPIED);
+        let row = costs.row(event, from);
+        let stale = row[STALE] <= row[COPIED];
         self.path.push(if stale { STALE } else { COPIED });
         value
     }

@@ -77,6 +77,10 @@ pub struct Switches {
     /// tensors.
     #[arg(long)]
     no_guide: bool,
+    /// neap, one job: Never copy parameters out after their updates too, so that they leave in the
+    /// forward without a copy.
+    #[arg(long)]
+    no_ahead: bool,
     /// neap: Never change single choices of a plan that is slower than the unplanned job.
     #[arg(long)]
     no_polish: bool,

@@ -81,7 +81,8 @@ mod tests {
             pinned: device.pinned_bytes,
             target,
         };
-        let (planned, warm) = improve::search(&of(&graph), &options, None);
+        let (planned, warm) =
+            improve::search(&of(&graph), &options, &crate::planner::Memory::Nothing);
         // Of what is held where half of the operators have run, the largest that can leave.
         let operator = OpId::of(graph.operators.len() / 2);
         let held = |tensor: &TensorId| planned.held(*tensor, slot(operator));
