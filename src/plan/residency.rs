@@ -55,6 +55,14 @@ pub struct Lifetime {
     pub long_lived: bool,
 }
 
+impl Lifetime {
+    /// Whether nothing writes it from the iteration's start until a gap begins.
+    #[must_use]
+    pub fn unwritten_before(&self, gap: usize) -> bool {
+        self.writes.first().is_none_or(|write| 2 * write + 1 > self.uses[gap])
+    }
+}
+
 /// What operators touch, side by side: planning asks for little else of them, and often.
 #[derive(Debug)]
 struct Touched {

@@ -52,12 +52,10 @@ pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u6
 fn saves_a_copy(residencies: &Residencies<'_>, tensor: TensorId, gap: usize) -> bool {
     let lifetime = residencies.lifetime(tensor);
     let last = lifetime.gaps.len() - 1;
-    gap == last
-        && lifetime.long_lived
-        && (0..last).any(|g| {
-            matches!(lifetime.gaps[g], Gap::Swap(_))
-                && !lifetime.writes.first().is_some_and(|w| 2 * w + 1 <= lifetime.uses[g])
-        })
+    let swapped = |gap: usize| matches!(lifetime.gaps[gap], Gap::Swap(_));
+    lifetime.long_lived
+        && gap == last
+        && (0..last).any(|gap| swapped(gap) && lifetime.unwritten_before(gap))
 }
 
 fn room(residencies: &Residencies<'_>, tensor: TensorId, gap: usize, target: u64) -> bool {

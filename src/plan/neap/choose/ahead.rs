@@ -21,7 +21,7 @@ impl Chooser<'_, '_> {
         let last = lifetime.gaps.len() - 1;
         if !lifetime.long_lived
             || gap == last
-            || lifetime.writes.first().is_some_and(|w| 2 * w + 1 <= lifetime.uses[gap])
+            || !lifetime.unwritten_before(gap)
             || residencies.gap(tensor, last) != Gap::Keep
             || !self.setting.options.across
         {

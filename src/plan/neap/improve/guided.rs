@@ -4,9 +4,9 @@
 //! are worth the link's time where the greedy, slot by slot, does not. It says which part of each
 //! tensor is away over the link, and which is dropped. A draw makes that whole: at random, by these
 //! parts, a tensor is swapped before others, or not swapped, or as the greedy wants. What comes of
-//! it is chosen and run as in any step, and the best stays. Some more draws also copy parameters out
-//! ahead ([`Variant::ahead`]). Then, round by round, some of the best one's rules are drawn again.
-//! Random numbers depend on the draw alone.
+//! it is chosen and run as in any step, and the best stays. Half as many draws again also copy
+//! parameters out ahead ([`Variant::ahead`]). Then, round by round, some of the best one's rules
+//! are drawn anew. Random numbers depend on the draw alone.
 
 use std::ops::Range;
 
@@ -32,6 +32,9 @@ const LITTLE: u32 = Hint::WHOLE / 50;
 /// little more.
 const ROUNDS: u32 = 2;
 const ROUND: u64 = 4;
+
+/// What a search starts with.
+type Start = (Variant, Vec<Rule>);
 
 /// The numbers of draws that are changes begin here.
 const CHANGES: u64 = 1 << 20;
@@ -64,7 +67,7 @@ impl<'a> Search<'a, '_> {
         &self,
         best: &mut Found<'a>,
         draws: Range<u64>,
-        start: &(dyn Fn(u64, &Found<'a>) -> (Variant, Vec<Rule>) + Sync),
+        start: &(dyn Fn(u64, &Found<'a>) -> Start + Sync),
     ) {
         let draws: Vec<u64> = draws.collect();
         let all = self.choose_each(draws.len(), &|at| {
@@ -79,8 +82,8 @@ impl<'a> Search<'a, '_> {
 fn changed(
     draw: u64,
     (variant, rules): (Variant, &[Rule]),
-    (new_variant, new_rules): (Variant, Vec<Rule>),
-) -> (Variant, Vec<Rule>) {
+    (new_variant, new_rules): Start,
+) -> Start {
     // The draw's own numbers made the new rules.
     let mut random = Pcg64Mcg::new(u128::from(draw) << 32);
     let mut below = |most: u64| random.next_u64() % most;
@@ -91,7 +94,7 @@ fn changed(
 }
 
 /// Parameters and rules by the parts that the program swaps and drops.
-fn drawn(draw: u64, center: Variant, hints: &[Hint], none: &[Rule]) -> (Variant, Vec<Rule>) {
+fn drawn(draw: u64, center: Variant, hints: &[Hint], none: &[Rule]) -> Start {
     let mut random = Pcg64Mcg::new(u128::from(draw));
     let mut below = |most: u64| u32::try_from(random.next_u64() % most).unwrap_or_default();
     let whole = u64::from(Hint::WHOLE);
