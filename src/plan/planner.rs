@@ -55,8 +55,9 @@ pub enum Memory {
     /// Nothing.
     #[default]
     Nothing,
-    /// What a linear program says of each tensor ([`crate::relax::hints`]).
-    Hints(Arc<[Hint]>),
+    /// What a linear program says of each tensor ([`crate::relax::hints`]), and the number of the
+    /// set of draws by it.
+    Hints(Arc<[Hint]>, u64),
     /// What it learned while it decided for a similar target.
     Warm(Warm),
 }

@@ -12,6 +12,8 @@
 //!
 //! Where the plan takes no longer than the unplanned job, nothing is tried.
 
+use std::sync::{Arc, OnceLock};
+
 use super::polish::{adds_more, polish, slow};
 use super::{Infeasible, PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
 use crate::bound::Bounds;
@@ -21,7 +23,7 @@ use crate::neap;
 use crate::neap::improve::polish;
 use crate::parallel::in_parallel;
 use crate::planner::Memory;
-use crate::relax;
+use crate::relax::{self, Hint};
 use crate::units::{Bytes, Nanos};
 
 /// The number of parts into which the rungs divide the unplanned peak of the framework's order.
@@ -66,7 +68,7 @@ fn hopeless(planned: &Planned, n: u64, rival: Option<Nanos>) -> bool {
 enum Way {
     /// As at first.
     Same,
-    /// Without dead inputs that live on ([`neap::Options::extend`]).
+    /// Without dead inputs that live on ([`neap::Options::extend`]), from other draws.
     Twice,
     /// From what a linear program says ([`neap::Options::guide`]).
     Guided,
@@ -92,9 +94,8 @@ fn on_rung(
         }
         improved(request, (liveness, memory), rival, (planned, most))
     };
-    let nothing = Memory::Nothing;
     let Method::Neap(options) = &request.method else {
-        return improved(request, first, &nothing);
+        return improved(request, first, &Memory::Nothing);
     };
     let time = first.run.iteration.0;
     let limit = Nanos(most.min(time.saturating_add(time / polish::MOST)));
@@ -103,15 +104,17 @@ fn on_rung(
     // What takes longest comes first.
     let ways = [guided.then_some(Way::Guided), Some(Way::Same), twice.then_some(Way::Twice)];
     let ways: Vec<Way> = ways.into_iter().flatten().collect();
+    let hints = OnceLock::<Arc<[Hint]>>::new();
+    let drawn = |set: u64| {
+        let Request { graph, latencies, device, budget, .. } = *request;
+        let found = || relax::hints(graph, latencies, &device.link, budget).into();
+        if guided { Memory::Hints(hints.get_or_init(found).clone(), set) } else { Memory::Nothing }
+    };
     let made = in_parallel(ways.len(), |at| {
         let (options, memory) = match ways[at] {
-            Way::Same => return improved(request, first.clone(), &nothing).map(Some),
-            Way::Twice => (neap::Options { extend: false, ..options.clone() }, Memory::Nothing),
-            Way::Guided => {
-                let Request { graph, latencies, device, budget, .. } = *request;
-                let hints = relax::hints(graph, latencies, &device.link, budget);
-                (options.clone(), Memory::Hints(hints.into()))
-            }
+            Way::Same => return improved(request, first.clone(), &Memory::Nothing).map(Some),
+            Way::Twice => (neap::Options { extend: false, ..options.clone() }, drawn(1)),
+            Way::Guided => (options.clone(), drawn(0)),
         };
         let request = Request { method: Method::Neap(options), ..request.clone() };
         match alone(&request, liveness, None, Some(limit), &mut memory.clone()) {

@@ -170,8 +170,8 @@ pub fn search<'a>(
         }
     }
     search.stream(&mut best, &none);
-    if let Memory::Hints(hints) = memory {
-        search.guided(&mut best, &none, hints);
+    if let Memory::Hints(hints, set) = memory {
+        search.guided(&mut best, &none, hints, *set);
     }
     // Half of it from the clock without waiting, so that a plan without any is found where there is
     // one.

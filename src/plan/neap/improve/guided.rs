@@ -36,12 +36,15 @@ const ROUND: u64 = 4;
 /// What a search starts with.
 type Start = (Variant, Vec<Rule>);
 
-/// The numbers of draws that are changes begin here.
+/// How far apart the numbers of two sets of draws are, and where in one of them those that are
+/// changes begin.
+const SET: u64 = 1 << 24;
 const CHANGES: u64 = 1 << 20;
 
 impl<'a> Search<'a, '_> {
-    /// Draws starts from the program's hints, then changes the best, and keeps what is best.
-    pub(super) fn guided(&self, best: &mut Found<'a>, none: &[Rule], hints: &[Hint]) {
+    /// Draws starts from the program's hints, by a set of numbers, then changes the best, and keeps
+    /// what is best.
+    pub(super) fn guided(&self, best: &mut Found<'a>, none: &[Rule], hints: &[Hint], set: u64) {
         let operators = self.given.graph.operators.len();
         let effort = |times: u32| {
             u64::from(share(self.options.effort.saturating_mul(times), OPERATORS.0, operators))
@@ -50,11 +53,11 @@ impl<'a> Search<'a, '_> {
         let center = best.variant;
         let ahead = if self.options.ahead { draws / 2 } else { 0 };
         self.best_of(best, 0..draws + ahead, &|draw, _| {
-            let (variant, rules) = drawn(draw, center, hints, none);
+            let (variant, rules) = drawn(draw + set * SET, center, hints, none);
             (Variant { ahead: draw >= draws, ..variant }, rules)
         });
         for round in 0..effort(ROUNDS) {
-            let first = CHANGES + round * ROUND;
+            let first = set * SET + CHANGES + round * ROUND;
             self.best_of(best, first..first + ROUND, &|draw, best| {
                 let new = drawn(draw, best.variant, hints, none);
                 changed(draw, (best.variant, &best.rules), new)
