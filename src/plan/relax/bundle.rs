@@ -14,8 +14,9 @@ const PLANES: usize = 100;
 const STEPS: u32 = 200;
 const PATIENCE: u32 = 40;
 
-/// Where planes promise no more than this part of the iteration's time, the next way is longer,
-/// and where it was at least [`FAR`] already, the search ends.
+/// Where planes promise no more than this part of the iteration's time, the step may only be too
+/// short, and the next one goes farther. From the second number on, which weighs the square of the
+/// way, the search ends there.
 const HOPE: f64 = 1e-5;
 const FAR: f64 = 100.0;
 
