@@ -166,7 +166,7 @@ const fn larger(a: f64, b: f64) -> f64 {
     if a > b { a } else { b }
 }
 
-#[inline(never)]
+#[inline]
 fn forward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
     let mut best = [NONE; 4];
     for (value, row) in values.iter().zip(table) {
@@ -177,7 +177,7 @@ fn forward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
     std::array::from_fn(|to| best[to] + worth[to])
 }
 
-#[inline(never)]
+#[inline]
 fn backward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
     let ahead: Values = std::array::from_fn(|to| values[to] + worth[to]);
     std::array::from_fn(|from| {
@@ -186,12 +186,20 @@ fn backward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
     })
 }
 
+/// The most states in which a path may begin.
+const STARTS: usize = 3;
+
+/// The best values of paths that begin in different states. They are found together, as a step of
+/// one waits for the step before it alone.
+type All = [Values; STARTS];
+
 /// Memory for paths that is used again.
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     tables: Vec<[Values; 4]>,
     worths: Vec<Values>,
-    forward: Vec<Values>,
+    forward: Vec<All>,
+    behind: Vec<All>,
     /// The states of the path that was walked last.
     pub(super) path: Vec<usize>,
 }
@@ -206,15 +214,22 @@ impl Paths {
         }
     }
 
-    /// The best values from a state on.
-    fn run(&mut self, start: usize) {
+    /// The best values from each of these states on.
+    fn run(&mut self, starts: &[usize]) {
         self.forward.clear();
-        let mut values = [NONE; 4];
-        values[start] = 0.0;
-        self.forward.push(values);
+        let mut all = [[NONE; 4]; STARTS];
+        for (values, start) in all.iter_mut().zip(starts) {
+            values[*start] = 0.0;
+        }
+        self.forward.push(all);
+        let one = starts.len() == 1;
         for (table, worth) in self.tables.iter().zip(&self.worths) {
-            values = forward(&values, table, worth);
-            self.forward.push(values);
+            all = if one {
+                [forward(&all[0], table, worth), all[1], all[2]]
+            } else {
+                all.map(|values| forward(&values, table, worth))
+            };
+            self.forward.push(all);
         }
     }
 
@@ -244,30 +259,32 @@ impl Paths {
 
     /// The best path over what was prepared.
     fn walk(&mut self, course: &Course) -> f64 {
+        let starts = Self::starts(course);
+        self.run(starts);
+        let ends = self.forward.last().copied().unwrap_or([[NONE; 4]; STARTS]);
         let mut best: Option<(f64, usize)> = None;
-        for &start in Self::starts(course) {
-            self.run(start);
-            let ends = self.forward.last().copied().unwrap_or([NONE; 4]);
+        for (number, (ends, &start)) in ends.iter().zip(starts).enumerate() {
             let end = if course.round { ends[start] } else { ends[STALE].max(ends[COPIED]) };
             if best.is_none_or(|best| end > best.0) {
-                best = Some((end, start));
-                self.trace(if course.round || ends[STALE] >= ends[COPIED] {
-                    start
-                } else {
-                    COPIED
-                });
+                best = Some((end, number));
             }
         }
-        best.map_or(0.0, |best| best.0)
+        let Some((value, number)) = best else { return 0.0 };
+        let (start, ends) = (starts[number], ends[number]);
+        self.trace(
+            number,
+            if course.round || ends[STALE] >= ends[COPIED] { start } else { COPIED },
+        );
+        value
     }
 
-    /// Finds the states of the best path to a state at the end.
-    fn trace(&mut self, end: usize) {
+    /// Finds the states of the best path from one of the starts to a state at the end.
+    fn trace(&mut self, start: usize, end: usize) {
         self.path.clear();
         self.path.push(end);
         let mut to = end;
         for at in (0..self.tables.len()).rev() {
-            let value = |from: usize| self.forward[at][from] - self.tables[at][from][to];
+            let value = |from: usize| self.forward[at][start][from] - self.tables[at][from][to];
             let from = (0..4).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap_or(STALE);
             self.path.push(from);
             to = from;
@@ -287,29 +304,32 @@ impl Paths {
     ) {
         self.prepare(course, prices);
         let n = course.steps.len();
-        let mut behind = vec![[NONE; 4]; n + 1];
-        let mut best = vec![NONE; worths.len()];
-        for &start in Self::starts(course) {
-            self.run(start);
-            let mut values = [NONE; 4];
+        let starts = Self::starts(course);
+        self.run(starts);
+        let mut all = [[NONE; 4]; STARTS];
+        for (values, start) in all.iter_mut().zip(starts) {
             if course.round {
-                values[start] = 0.0;
+                values[*start] = 0.0;
             } else {
                 (values[STALE], values[COPIED]) = (0.0, 0.0);
             }
-            behind[n] = values;
-            for at in (0..n).rev() {
-                behind[at] = backward(&behind[at + 1], &self.tables[at], &self.worths[at]);
-            }
-            for (best, at) in best.iter_mut().zip(steps.clone()) {
-                let step = &course.steps[at];
-                let table = Costs::of(course, step, prices).table(event.max(step.event));
-                let through = backward(&behind[at + 1], &table, &self.worths[at]);
-                let value = (0..4).map(|from| self.forward[at][from] + through[from]);
-                *best = value.fold(*best, larger);
-            }
         }
-        for (worth, best) in worths.iter_mut().zip(best) {
+        self.behind.clear();
+        self.behind.resize(n + 1, all);
+        for at in (0..n).rev() {
+            let (table, worth) = (&self.tables[at], &self.worths[at]);
+            all = all.map(|values| backward(&values, table, worth));
+            self.behind[at] = all;
+        }
+        for (worth, at) in worths.iter_mut().zip(steps) {
+            let step = &course.steps[at];
+            let table = Costs::of(course, step, prices).table(event.max(step.event));
+            let mut best = NONE;
+            for start in 0..starts.len() {
+                let through = backward(&self.behind[at + 1][start], &table, &self.worths[at]);
+                let value = (0..4).map(|from| self.forward[at][start][from] + through[from]);
+                best = value.fold(best, larger);
+            }
             *worth += best * bytes;
         }
     }
@@ -323,7 +343,7 @@ impl Paths {
         bytes: f64,
     ) {
         self.prepare(course, prices);
-        self.run(STALE);
+        self.run(&[STALE]);
         let first = course.steps.len() - worths.len();
         for (at, worth) in (first..).zip(worths.iter_mut()) {
             *worth += bytes * self.ending(course, prices, at).0;
@@ -334,9 +354,10 @@ impl Paths {
     fn ending(&self, course: &Course, prices: &Prices, at: usize) -> (f64, usize) {
         let costs = Costs::of(course, &course.steps[at], prices);
         let event = course.steps[at].event.max(Event::Use);
+        let before = &self.forward[at][0];
         let value = |from: usize| {
             let row = costs.row(event, from);
-            larger(self.forward[at][from] - row[STALE], self.forward[at][from] - row[COPIED])
+            larger(before[from] - row[STALE], before[from] - row[COPIED])
         };
         let from = (0..4).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap_or(STALE);
         (value(from), from)
@@ -345,10 +366,10 @@ impl Paths {
     /// Walks the best path that ends with a use in a step.
     pub(super) fn walk_until(&mut self, course: &Course, prices: &Prices, at: usize) -> f64 {
         self.prepare(course, prices);
-        self.run(STALE);
+        self.run(&[STALE]);
         let (value, from) = self.ending(course, prices, at);
         self.tables.truncate(at);
-        self.trace(from);
+        self.trace(0, from);
         let step = &course.steps[at];
         let costs = Costs::of(course, step, prices);
         let event = step.event.max(Event::Use);
