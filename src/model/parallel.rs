@@ -1,74 +1,106 @@
 //! Work on all cores.
 
-use std::cell::Cell;
-use std::num::NonZero;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::thread::{self, Scope};
 
 use crate::compact::CompactSort;
 
-thread_local! {
-    /// The cores that this thread may use; zero where it is not one of several.
-    static CORES: Cell<usize> = const { Cell::new(0) };
-}
+/// Cores on which nothing runs. It may be negative for moments: a thread that waited for others
+/// goes on without asking.
+static IDLE: LazyLock<AtomicIsize> = LazyLock::new(|| {
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get().cast_signed());
+    AtomicIsize::new(cores - 1)
+});
 
-/// How many threads [`in_parallel`] uses here: one for each core, and within another call as many
-/// as each of that call's threads has cores.
+/// On how many cores work may run from here on, at the moment.
 #[must_use]
 pub fn width() -> usize {
-    match CORES.get() {
-        0 => thread::available_parallelism().map_or(1, NonZero::get),
-        cores => cores,
+    usize::try_from(1 + IDLE.load(Ordering::Relaxed)).unwrap_or(0).max(1)
+}
+
+/// A core that becomes idle when this is dropped.
+struct Core;
+
+impl Core {
+    /// An idle core, if there is one.
+    fn take() -> Option<Self> {
+        let less = |idle: isize| (idle > 0).then(|| idle - 1);
+        IDLE.try_update(Ordering::Relaxed, Ordering::Relaxed, less).ok().map(|_| Self)
     }
 }
 
-/// Gives a thread some of the cores until this is dropped.
-struct Cores(usize);
-
-impl Cores {
-    fn of(cores: usize) -> Self {
-        Self(CORES.replace(cores.max(1)))
-    }
-}
-
-impl Drop for Cores {
+impl Drop for Core {
     fn drop(&mut self) {
-        CORES.set(self.0);
+        IDLE.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Runs `work(0)` to `work(count - 1)` on all cores. Results are in that order.
+/// A core that others use until this is dropped, while its thread waits.
+struct Lent;
+
+impl Lent {
+    fn now() -> Self {
+        IDLE.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        IDLE.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Pieces of work, numbered up to `count`, and the number of the next one.
+struct Pieces<'a> {
+    count: usize,
+    next: AtomicUsize,
+    work: &'a (dyn Fn(usize) + Sync),
+}
+
+impl Pieces<'_> {
+    /// Does one after the other. Before each, a core that is idle helps with those behind it.
+    fn run<'s>(&'s self, scope: &'s Scope<'s, '_>) {
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            if number >= self.count {
+                return;
+            }
+            if number + 1 < self.count
+                && let Some(core) = Core::take()
+            {
+                scope.spawn(move || {
+                    let _core = core;
+                    self.run(scope);
+                });
+            }
+            (self.work)(number);
+        }
+    }
+}
+
+/// Runs `work(0)` to `work(count - 1)` on all idle cores. Results are in that order.
 pub fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let all = width();
-    let workers = all.min(count);
-    if workers <= 1 {
+    if count <= 1 {
         return (0..count).map(work).collect();
     }
-    let next = AtomicUsize::new(0);
-    let mut all: Vec<(usize, T)> = thread::scope(|scope| {
-        let run = || {
-            let _cores = Cores::of(all / workers);
-            let mut mine = Vec::new();
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                if i >= count {
-                    return mine;
-                }
-                mine.push((i, work(i)));
-            }
-        };
-        let threads: Vec<_> = (1..workers).map(|_| scope.spawn(run)).collect();
-        let mut all = run();
-        for thread in threads {
-            match thread.join() {
-                Ok(more) => all.extend(more),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        all
+    let all = Mutex::new(Vec::with_capacity(count));
+    let work = |number: usize| {
+        let done = work(number);
+        all.lock().unwrap_or_else(PoisonError::into_inner).push((number, done));
+    };
+    let pieces = Pieces { count, next: AtomicUsize::new(0), work: &work };
+    let mut lent = None;
+    thread::scope(|scope| {
+        pieces.run(scope);
+        // The others may still be at work.
+        lent = Some(Lent::now());
     });
-    all.compact_sort_by_key(|(i, _)| *i);
-    all.into_iter().map(|(_, t)| t).collect()
+    drop(lent);
+    let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    all.compact_sort_by_key(|(number, _)| *number);
+    all.into_iter().map(|(_, done)| done).collect()
 }
 
 #[cfg(test)]
@@ -76,14 +108,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_within_work_shares_the_cores() {
-        let cores = width();
-        for count in [1, 2, 9] {
-            let squares = in_parallel(count, |at| (at * at, width()));
-            assert!(squares.iter().map(|of| of.0).eq((0..count).map(|at| at * at)));
-            let each = (cores / cores.min(count)).max(1);
-            assert!(squares.iter().all(|of| of.1 == each), "{count}: {squares:?} of {cores}");
-            assert_eq!(width(), cores);
+    fn results_are_in_order_at_any_depth() {
+        let squares = |count| in_parallel(count, |at| at * at);
+        for count in [0, 1, 2, 9] {
+            let all = in_parallel(count, |at| (at, squares(at)));
+            for (number, (at, inner)) in all.into_iter().enumerate() {
+                assert_eq!(at, number);
+                assert!(inner.into_iter().eq((0..number).map(|at| at * at)));
+            }
         }
+    }
+
+    #[test]
+    fn what_panics_gives_its_core_back() {
+        let fails = |at: usize| assert!(at < 2, "piece {at}");
+        for _ in 0..8 {
+            assert!(std::panic::catch_unwind(|| in_parallel(4, fails)).is_err());
+        }
+        // Other tests use cores too.
+        let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let most = (0..1000).map(|_| {
+            thread::sleep(std::time::Duration::from_millis(1));
+            width()
+        });
+        let seen: Vec<usize> = most.take_while(|now| *now != cores).collect();
+        assert!(seen.len() < 1000, "{} of {cores}", width());
     }
 }
