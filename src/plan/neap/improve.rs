@@ -119,6 +119,14 @@ struct Found<'a> {
     choices: Vec<Choice>,
 }
 
+/// What the greedy chose for a start.
+struct Chosen<'a> {
+    variant: Variant,
+    rules: Vec<Rule>,
+    choices: Vec<Choice>,
+    residencies: Residencies<'a>,
+}
+
 impl Found<'_> {
     /// Becomes the first of the best, if that is better.
     fn keep_best(&mut self, all: Vec<Self>) {
@@ -291,16 +299,26 @@ impl<'a, 'o> Search<'a, 'o> {
         rules: &[Rule],
         choices: Option<&[Choice]>,
     ) -> Found<'a> {
-        let Given { latencies, link, target, .. } = *self.given;
-        let mut chooser = self.chooser(variant, rules);
+        self.timed(self.chosen(variant, rules.to_vec(), choices))
+    }
+
+    /// What the greedy chooses.
+    fn chosen(&self, variant: Variant, rules: Vec<Rule>, choices: Option<&[Choice]>) -> Chosen<'a> {
+        let mut chooser = self.chooser(variant, &rules);
         match choices {
             Some(choices) => chooser.replay(choices),
             None if variant.streamed > 0 => chooser.stream(),
             None => {}
         }
         chooser.rounds();
-        let choices = chooser.choices;
-        let mut residencies = chooser.residencies;
+        let (choices, residencies) = (chooser.choices, chooser.residencies);
+        Chosen { variant, rules, choices, residencies }
+    }
+
+    /// What was chosen, with the instants at which copies run, and the time that it takes.
+    fn timed(&self, chosen: Chosen<'a>) -> Found<'a> {
+        let Given { latencies, link, target, .. } = *self.given;
+        let Chosen { variant, rules, choices, mut residencies } = chosen;
         if self.options.drop {
             // What is streamed needs room to come while others leave.
             let room = if variant.streamed > 0 { target / ROOM } else { 0 };
@@ -339,7 +357,7 @@ impl<'a, 'o> Search<'a, 'o> {
             residencies,
             clock,
             variant,
-            rules: rules.to_vec(),
+            rules,
             choices,
         }
     }

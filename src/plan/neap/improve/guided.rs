@@ -9,12 +9,15 @@
 //! are drawn anew. Random numbers depend on the draw alone.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use rand_core::Rng as _;
 use rand_pcg::Pcg64Mcg;
 
-use super::{Found, OPERATORS, Search, share};
+use super::polish::Choice;
+use super::{Chosen, Found, OPERATORS, Search, share};
 use crate::neap::{Rule, Variant};
+use crate::parallel::in_parallel;
 use crate::relax::Hint;
 
 /// How many draws are made for each step of effort; fewer for large graphs. Four times as many
@@ -51,33 +54,75 @@ impl<'a> Search<'a, '_> {
         };
         let draws = effort(DRAWS);
         let center = best.variant;
+        let mut tried = Tried::default();
         let ahead = if self.options.ahead { draws / 2 } else { 0 };
-        self.best_of(best, 0..draws + ahead, &|draw, _| {
+        self.best_of(best, &mut tried, 0..draws + ahead, &|draw, _| {
             let (variant, rules) = drawn(draw + set * SET, center, hints, none);
             (Variant { ahead: draw >= draws, ..variant }, rules)
         });
         for round in 0..effort(ROUNDS) {
             let first = set * SET + CHANGES + round * ROUND;
-            self.best_of(best, first..first + ROUND, &|draw, best| {
+            self.best_of(best, &mut tried, first..first + ROUND, &|draw, best| {
                 let new = drawn(draw, best.variant, hints, none);
                 changed(draw, (best.variant, &best.rules), new)
             });
         }
     }
 
-    /// Keeps the best of what comes of these draws.
+    /// Keeps the best of what comes of these draws. A start that was tried before, or whose choices
+    /// were, comes to the same, and is left out.
     fn best_of(
         &self,
         best: &mut Found<'a>,
+        tried: &mut Tried,
         draws: Range<u64>,
-        start: &(dyn Fn(u64, &Found<'a>) -> Start + Sync),
+        start: &dyn Fn(u64, &Found<'a>) -> Start,
     ) {
-        let draws: Vec<u64> = draws.collect();
-        let all = self.choose_each(draws.len(), &|at| {
-            let (variant, rules) = start(draws[at], best);
-            (variant, rules.into())
+        let starts = draws.map(|draw| start(draw, best));
+        let starts: Vec<Start> = starts.filter(|start| tried.starts.is_new(start)).collect();
+        let mut all = in_parallel(starts.len(), |at| {
+            let (variant, rules) = &starts[at];
+            Some(self.chosen(*variant, rules.clone(), None))
         });
-        best.keep_best(all);
+        all.retain(|chosen| {
+            let Some(Chosen { variant, choices, .. }) = chosen else { return false };
+            // These parameters are the greedy's alone.
+            let variant = Variant { recomputed: 0, dearest: false, ..*variant };
+            tried.choices.is_new(&(variant, choices.clone()))
+        });
+        let all: Vec<Mutex<Option<Chosen<'a>>>> = all.into_iter().map(Mutex::new).collect();
+        let all = in_parallel(all.len(), |at| {
+            let chosen = all[at].lock().unwrap_or_else(PoisonError::into_inner).take();
+            chosen.map(|chosen| self.timed(chosen))
+        });
+        best.keep_best(all.into_iter().flatten().collect());
+    }
+}
+
+/// What was tried on one clock.
+#[derive(Default)]
+struct Tried {
+    starts: Known<Start>,
+    choices: Known<(Variant, Vec<Choice>)>,
+}
+
+/// Different values. They are few, and most differ from each other near their beginnings.
+struct Known<T>(Vec<T>);
+
+impl<T> Default for Known<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Clone + PartialEq> Known<T> {
+    /// Whether it is different from all before it; it is known from now on.
+    fn is_new(&mut self, value: &T) -> bool {
+        let new = !self.0.contains(value);
+        if new {
+            self.0.push(value.clone());
+        }
+        new
     }
 }
 
