@@ -7,8 +7,13 @@
 //! for: when copies run in the end ([`super::prefetch`]).
 
 mod ahead;
+mod lane;
+mod replay;
+mod room;
 
 use std::cmp::Reverse;
+
+use lane::{Lane, Window};
 
 use super::improve::polish::{Choice, Made};
 use super::stream::{Streamed, streamable};
@@ -21,7 +26,6 @@ use crate::recompute::{Part, Recompute, Recomputer};
 use crate::residency::{Gap, Residencies, Swap};
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
-use crate::timetable::Timetable;
 use crate::units::{Bytes, TensorId};
 
 /// What choices are made by.
@@ -54,8 +58,8 @@ pub struct Chooser<'a, 'o> {
     /// The decisions.
     pub residencies: Residencies<'a>,
     setting: Setting<'o>,
-    out: Timetable,
-    back: Timetable,
+    out: Lane,
+    back: Lane,
     swapped: Vec<bool>,
     pinned_left: u64,
     /// Slots over the target, summed from the first.
@@ -95,8 +99,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
             swapped: vec![false; residencies.lifetimes.len()],
             residencies,
             setting,
-            out: Timetable::default(),
-            back: Timetable::default(),
+            out: Lane::new(false),
+            back: Lane::new(true),
             pinned_left: setting.pinned.0,
             over: Vec::new(),
             streamable: Vec::new(),
@@ -160,10 +164,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
             }
             self.leave_at_once(tensor, gap);
             let (a, b, _) = self.residencies.ends(tensor, gap);
-            if let Some(out) = self.out.earliest(clock.place(a.div_ceil(2)), clock.total, time) {
+            let window = (clock.place(a.div_ceil(2)), clock.total);
+            if let Some(out) = self.out.free(window, time) {
                 self.out.take(out, time);
             }
-            if let Some(back) = self.back.latest(0, clock.slot(b), time) {
+            if let Some(back) = self.back.free((0, clock.slot(b)), time) {
                 self.back.take(back, time);
             }
         }
@@ -328,112 +333,53 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let (peak_start, peak_end) =
             (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
         let deadline = if after_end { self.setting.clock.total } else { peak_start };
-        let mut out_length = 0;
-        let mut out_at = leaves;
         if !clean && self.setting.variant.ahead && self.swap_ahead(tensor, gap, slot) {
             return true;
         }
+        let mut out = None;
         if !clean {
-            // As slow as when both directions are busy, only if the other one is.
-            let found = [false, true].into_iter().find_map(|contended| {
-                let length = self.length(Direction::D2h, bytes, contended);
-                let at = self.out.earliest(leaves, deadline, length)?;
-                (contended || !self.back.busy(at, at + length)).then_some((at, length))
-            });
-            let Some(found) = found else { return false };
-            (out_at, out_length) = found;
+            out = self.time_for(Direction::D2h, (leaves, deadline), bytes);
+            if out.is_none() {
+                return false;
+            }
         }
-        let gone = out_at + out_length;
+        let (out_at, gone) =
+            out.as_ref().map_or((leaves, leaves), |out| (out.start, out.start + out.length));
         let earliest = match (round, after_end) {
             (true, false) => 0,
             (true, true) => peak_end,
             (false, _) => peak_end.max(gone),
         };
-        let found = [false, true].into_iter().find_map(|contended| {
-            let length = self.length(Direction::H2d, bytes, contended);
-            let at = self.back.latest(earliest, wanted, length)?;
-            (contended || !self.out.busy(at, at + length)).then_some((at, length))
-        });
-        let Some((back_at, back_length)) = found else { return false };
+        let back = self.time_for(Direction::H2d, (earliest, wanted), bytes);
+        let Some(back) = back else { return false };
         let swap = Swap {
             out_until: if clean {
                 a
             } else {
                 self.setting.clock.slot_before(gone, tight.out_until)
             },
-            back_from: (2 * self.setting.clock.place_by(back_at)).min(tight.back_from),
+            back_from: (2 * self.setting.clock.place_by(back.start)).min(tight.back_from),
             out_place: self.setting.clock.place_by(out_at).max(tight.out_place),
-            starts: (out_at, back_at),
+            starts: (out_at, back.start),
             passive: false,
         };
         if !self.residencies.relieves(tensor, gap, Gap::Swap(swap), slot as usize) {
             return false;
         }
-        if !clean {
-            self.out.take(out_at, out_length);
+        let windows = [(leaves, deadline), (earliest, wanted)];
+        if let Some(out) = out {
+            self.book(Direction::D2h, (tensor, b), windows[0], out);
         }
-        self.back.take(back_at, back_length);
-        self.swap(tensor, gap, swap);
+        self.book(Direction::H2d, (tensor, b), windows[1], back);
+        self.swap(tensor, gap, swap, Some(windows));
         true
     }
 
-    fn swap(&mut self, tensor: TensorId, gap: usize, swap: Swap) {
+    fn swap(&mut self, tensor: TensorId, gap: usize, swap: Swap, windows: Option<[Window; 2]>) {
         let until = self.residencies.ends(tensor, gap).1;
-        self.choices.push(Choice { tensor, until, made: Made::Swapped(swap) });
+        self.choices.push(Choice { tensor, until, made: Made::Swapped(swap), windows });
         self.residencies.decide(tensor, gap, Gap::Swap(swap));
         self.note_swapped(tensor);
-    }
-
-    /// Makes choices again that were made before, as far as they are still open.
-    pub fn replay(&mut self, choices: &[Choice]) {
-        let Setting { options, variant, .. } = self.setting;
-        if variant.streamed > 0 {
-            self.streamable = streamable(&self.residencies, options.min_swap.0, variant.parameters);
-        }
-        for &choice in choices {
-            let tensor = choice.tensor;
-            let Some(gap) = choice.gap(&self.residencies) else { continue };
-            match choice.made {
-                Made::Swapped(swap) => {
-                    let open = self.residencies.gap(tensor, gap) != Gap::Recompute;
-                    if open && self.may_swap(tensor, gap) {
-                        let swap = choice.swap(&self.residencies, gap, swap);
-                        self.take_times(tensor, gap, swap);
-                        self.swap(tensor, gap, swap);
-                    }
-                }
-                Made::Again(limit) => {
-                    if !choice.open(&self.residencies, gap) {
-                        continue;
-                    }
-                    let reach = options.reach();
-                    let latencies = self.setting.latencies;
-                    if let Some(recompute) =
-                        self.residencies.recompute_of(latencies, tensor, gap, reach)
-                    {
-                        self.choices.push(choice);
-                        self.residencies.apply(tensor, gap, recompute, limit, reach);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The link's time for a swap, near the instants at which it is meant to be.
-    fn take_times(&mut self, tensor: TensorId, gap: usize, swap: Swap) {
-        let clock = self.setting.clock;
-        let bytes = self.residencies.graph.tensor(tensor).bytes;
-        let (_, b, _) = self.residencies.ends(tensor, gap);
-        if !self.residencies.clean(tensor, gap) {
-            let time = self.length(Direction::D2h, bytes, false);
-            if let Some(out) = self.out.earliest(clock.place(swap.out_place), clock.total, time) {
-                self.out.take(out, time);
-            }
-        }
-        let time = self.length(Direction::H2d, bytes, false);
-        if let Some(back) = self.back.latest(0, clock.slot(b), time) {
-            self.back.take(back, time);
-        }
     }
 
     fn length(&self, direction: Direction, bytes: Bytes, contended: bool) -> u64 {
@@ -477,7 +423,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 .target
                 .max(peak.saturating_sub(self.residencies.lifetime(tensor).bytes));
             let (limit, until) = (limit.min(peak), self.residencies.ends(tensor, gap).1);
-            self.choices.push(Choice { tensor, until, made: Made::Again(limit) });
+            self.choices.push(Choice { tensor, until, made: Made::Again(limit), windows: None });
             self.residencies.apply(tensor, gap, recompute, limit, self.setting.options.reach());
         }
     }
@@ -569,6 +515,6 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let mut swap = self.residencies.tightest(tensor, gap);
         let (_, b, _) = self.residencies.ends(tensor, gap);
         swap.starts = (self.setting.clock.place(swap.out_place), self.setting.clock.slot(b));
-        self.swap(tensor, gap, swap);
+        self.swap(tensor, gap, swap, None);
     }
 }

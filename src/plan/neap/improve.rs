@@ -397,7 +397,9 @@ impl<'a, 'o> Search<'a, 'o> {
             let mut turn = 0;
             loop {
                 // Without the switch it is the same again.
-                let same = |variant: &Variant| variant.extend && !self.options.extend;
+                let same = |of: &Variant| {
+                    of.extend && !self.options.extend || of.shift && !self.options.shift
+                };
                 let next: Vec<(usize, Variant)> = best
                     .variant
                     .neighbours()

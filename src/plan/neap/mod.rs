@@ -106,6 +106,8 @@ pub struct Options {
     pub guide: bool,
     /// Some of these starts copy parameters out ahead ([`Variant::ahead`]).
     pub ahead: bool,
+    /// Copies make room on the link for others ([`Variant::shift`]).
+    pub shift: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
     /// Change two choices of the plan at once too, where single ones are changed for a framework's
@@ -176,6 +178,7 @@ impl Default for Options {
             twice: true,
             guide: true,
             ahead: true,
+            shift: true,
             polish: true,
             pairs: true,
             random: true,
@@ -213,6 +216,9 @@ pub struct Variant {
     /// Parameters also leave after their updates and come back for the next forward, so that they
     /// leave there without a copy ([`choose`]).
     pub ahead: bool,
+    /// Where the link is free for too short a time, copies that were chosen before run at other
+    /// instants ([`choose`]).
+    pub shift: bool,
 }
 
 impl Variant {
@@ -227,10 +233,11 @@ impl Variant {
         last: 0,
         linger: 0,
         ahead: false,
+        shift: false,
     };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.
-    fn neighbours(self) -> [Self; 11] {
+    fn neighbours(self) -> [Self; 12] {
         let by = |slack, recomputed| Self { slack, recomputed, ..self };
         [
             Self { extend: !self.extend, ..self },
@@ -244,6 +251,7 @@ impl Variant {
             by(15, self.recomputed),
             by(self.slack, 50),
             by(self.slack, 150),
+            Self { shift: !self.shift, ..self },
         ]
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::choose::{Chooser, Setting};
-use super::improve::polish::{Before, Judge, polish};
+use super::improve::polish::{Before, Choice, Judge, Made, polish};
 use super::{Apart, Options, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
@@ -12,7 +12,7 @@ use crate::device::Link;
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::planner::{Given, Memory, Planner as _};
 use crate::recompute::{Part, Reach};
-use crate::residency::{Gap, Residencies, Swap};
+use crate::residency::{Gap, Lifetime, Residencies, Swap};
 use crate::units::{Bytes, Nanos, TensorId};
 
 const LAYERS: usize = 12;
@@ -177,6 +177,20 @@ fn what_was_copied_out_ahead_leaves_without_a_copy() {
     assert_eq!(chooser.choices.len(), 2);
     // What its first use writes has to be copied out again.
     assert!(swapped(4).is_none());
+}
+
+#[test]
+fn a_choice_has_no_gap_where_another_use_leaves_no_slot() {
+    let graph = graph();
+    let mut residencies = Residencies::new(&graph);
+    let long = |of: &Lifetime| of.uses.len() == 2 && of.uses[1] - of.uses[0] > 8;
+    let tensor = TensorId::of(residencies.lifetimes.iter().position(long).unwrap());
+    let until = residencies.lifetime(tensor).uses[1];
+    let choice = Choice { tensor, until, made: Made::Again(0), windows: None };
+    assert_eq!(choice.gap(&residencies), Some(0));
+    // A recompute for the operator that uses it next reads it too.
+    residencies.use_at(tensor, until & !1);
+    assert_eq!(choice.gap(&residencies), None);
 }
 
 #[test]

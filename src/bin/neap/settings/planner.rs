@@ -81,6 +81,9 @@ pub struct Switches {
     /// forward without a copy.
     #[arg(long)]
     no_ahead: bool,
+    /// neap: Never let copies run at other instants to make room on the link for one more.
+    #[arg(long)]
+    no_shift: bool,
     /// neap: Never change single choices of a plan that is slower than the unplanned job.
     #[arg(long)]
     no_polish: bool,

@@ -39,12 +39,12 @@ impl Chooser<'_, '_> {
         let out = if clean {
             Some((leaves, round.out_until))
         } else {
-            let at = self.out.earliest(leaves, clock.total, out_time);
+            let at = self.out.free((leaves, clock.total), out_time);
             at.map(|at| (at, clock.slot_before(at + out_time, round.out_until)))
         };
         let Some((out, out_until)) = out else { return false };
-        let Some(first) = self.back.latest(0, uses[0], time) else { return false };
-        let Some(second) = self.back.latest(clock.slot(slot + 1), uses[1], time) else {
+        let Some(first) = self.back.free((0, uses[0]), time) else { return false };
+        let Some(second) = self.back.free((clock.slot(slot + 1), uses[1]), time) else {
             return false;
         };
         let back = |at: u64, tight: Swap| (2 * clock.place_by(at)).min(tight.back_from);
@@ -65,8 +65,8 @@ impl Chooser<'_, '_> {
         }
         self.back.take(first, time);
         self.back.take(second, time);
-        self.swap(tensor, last, round);
-        self.swap(tensor, gap, within);
+        self.swap(tensor, last, round, None);
+        self.swap(tensor, gap, within, None);
         true
     }
 }

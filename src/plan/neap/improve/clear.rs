@@ -45,7 +45,7 @@ pub fn clear<'a>(
             } else {
                 Made::Swapped(Swap { starts, ..tight })
             };
-            first.push(Choice { tensor, until, made });
+            first.push(Choice { tensor, until, made, windows: None });
         }
         first.append(&mut choices);
         let found = search.choose_after(warm.variant, &warm.rules, Some(&first));

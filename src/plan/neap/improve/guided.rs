@@ -58,12 +58,13 @@ impl<'a> Search<'a, '_> {
         let ahead = if self.options.ahead { draws / 2 } else { 0 };
         self.best_of(best, &mut tried, 0..draws + ahead, &|draw, _| {
             let (variant, rules) = drawn(draw + set * SET, center, hints, none);
-            (Variant { ahead: draw >= draws, ..variant }, rules)
+            (Variant { ahead: draw >= draws, shift: self.options.shift, ..variant }, rules)
         });
         for round in 0..effort(ROUNDS) {
             let first = set * SET + CHANGES + round * ROUND;
             self.best_of(best, &mut tried, first..first + ROUND, &|draw, best| {
-                let new = drawn(draw, best.variant, hints, none);
+                let (variant, rules) = drawn(draw, best.variant, hints, none);
+                let new = (Variant { shift: self.options.shift, ..variant }, rules);
                 changed(draw, (best.variant, &best.rules), new)
             });
         }
@@ -87,7 +88,7 @@ impl<'a> Search<'a, '_> {
         all.retain(|chosen| {
             let Some(Chosen { variant, choices, .. }) = chosen else { return false };
             // These parameters are the greedy's alone.
-            let variant = Variant { recomputed: 0, dearest: false, ..*variant };
+            let variant = Variant { recomputed: 0, dearest: false, shift: false, ..*variant };
             tried.choices.is_new(&(variant, choices.clone()))
         });
         let all: Vec<Mutex<Option<Chosen<'a>>>> = all.into_iter().map(Mutex::new).collect();

@@ -37,6 +37,8 @@ pub struct Choice {
     pub until: u32,
     /// The decision.
     pub made: Made,
+    /// When its copy out and its copy back may run; `None` where they do not move for others.
+    pub windows: Option<[(u64, u64); 2]>,
 }
 
 /// What was decided.
@@ -49,11 +51,15 @@ pub enum Made {
 }
 
 impl Choice {
-    /// Its gap.
+    /// Its gap; `None` where other choices have left no slot in it.
     #[must_use]
     pub fn gap(&self, residencies: &Residencies<'_>) -> Option<usize> {
         let gaps = residencies.lifetime(self.tensor).gaps.len();
-        (0..gaps).rev().find(|&gap| residencies.ends(self.tensor, gap).1 == self.until)
+        let gap =
+            (0..gaps).rev().find(|&gap| residencies.ends(self.tensor, gap).1 == self.until)?;
+        let longest = Gap::Swap(residencies.tightest(self.tensor, gap));
+        let away = residencies.away(self.tensor, gap, longest);
+        away.iter().any(|(from, until)| from < until).then_some(gap)
     }
 
     /// `swap` unchanged, if the gap as it is now is long enough for it; otherwise the tightest swap

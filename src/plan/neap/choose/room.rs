@@ -1,0 +1,116 @@
+//! Time on the link for one more copy, where others move if need be.
+
+use super::lane::{Lane, Of, Room, Window};
+use super::{Choice, Chooser, Made};
+use crate::residency::{Gap, Swap};
+use crate::sim::program::Direction;
+use crate::units::Bytes;
+
+/// Time for a copy.
+pub(super) struct Time {
+    pub(super) start: u64,
+    pub(super) length: u64,
+    /// What moves for it.
+    room: Option<Room>,
+}
+
+impl Chooser<'_, '_> {
+    const fn lanes(&self, direction: Direction) -> (&Lane, &Lane) {
+        match direction {
+            Direction::D2h => (&self.out, &self.back),
+            Direction::H2d => (&self.back, &self.out),
+        }
+    }
+
+    /// Time for a copy of these bytes within a window: free time, or room that other copies make.
+    pub(super) fn time_for(
+        &self,
+        direction: Direction,
+        window: Window,
+        bytes: Bytes,
+    ) -> Option<Time> {
+        let (own, other) = self.lanes(direction);
+        // As slow as when both directions are busy, only if the other one is.
+        let free = |contended: bool| {
+            let length = self.length(direction, bytes, contended);
+            let start = own.free(window, length)?;
+            let alone = contended || !other.busy(start, start + length);
+            alone.then_some(Time { start, length, room: None })
+        };
+        let room = || {
+            let length = self.length(direction, bytes, true);
+            let movable = |of, window, at| self.movable(direction, of, window, at);
+            let room = own.room(window, length, movable)?;
+            Some(Time { start: room.start, length, room: Some(room) })
+        };
+        let shift = self.setting.variant.shift;
+        free(false).or_else(|| free(true)).or_else(|| if shift { room() } else { None })
+    }
+
+    /// Takes the time for a copy, and moves those that make room.
+    pub(super) fn book(&mut self, direction: Direction, of: Of, window: Window, time: Time) {
+        if let Some(room) = time.room {
+            self.give(direction, room);
+        }
+        let lane = match direction {
+            Direction::D2h => &mut self.out,
+            Direction::H2d => &mut self.back,
+        };
+        lane.book(of, window, (time.start, time.length));
+    }
+
+    /// When a booked copy may run, if its swap still is as it was booked.
+    fn movable(
+        &self,
+        direction: Direction,
+        (tensor, until): Of,
+        window: Window,
+        at: Window,
+    ) -> Option<Window> {
+        let gaps = self.residencies.lifetime(tensor).gaps.len();
+        let gap = (0..gaps).rev().find(|&gap| self.residencies.ends(tensor, gap).1 == until)?;
+        let Gap::Swap(swap) = self.residencies.gap(tensor, gap) else { return None };
+        let tight = self.residencies.tightest(tensor, gap);
+        let clock = self.setting.clock;
+        let same = match direction {
+            Direction::D2h => swap.starts.0 == at.0 && clock.place(tight.out_place) == window.0,
+            Direction::H2d => swap.starts.1 == at.0,
+        };
+        same.then_some(window)
+    }
+
+    /// Moves the copies that make room.
+    fn give(&mut self, direction: Direction, room: Room) {
+        let lane = match direction {
+            Direction::D2h => &mut self.out,
+            Direction::H2d => &mut self.back,
+        };
+        let clock = self.setting.clock;
+        for ((tensor, until), start, length) in lane.give(room) {
+            let gaps = self.residencies.lifetime(tensor).gaps.len();
+            let gap = (0..gaps).rev().find(|&gap| self.residencies.ends(tensor, gap).1 == until);
+            let Some(gap) = gap else { continue };
+            let Gap::Swap(swap) = self.residencies.gap(tensor, gap) else { continue };
+            let tight = self.residencies.tightest(tensor, gap);
+            let swap = match direction {
+                Direction::D2h => Swap {
+                    out_until: clock.slot_before(start + length, tight.out_until),
+                    out_place: clock.place_by(start).max(tight.out_place),
+                    starts: (start, swap.starts.1),
+                    ..swap
+                },
+                Direction::H2d => Swap {
+                    back_from: (2 * clock.place_by(start)).min(tight.back_from),
+                    starts: (swap.starts.0, start),
+                    ..swap
+                },
+            };
+            self.residencies.decide(tensor, gap, Gap::Swap(swap));
+            let made = Made::Swapped(swap);
+            let same = |choice: &&mut Choice| choice.tensor == tensor && choice.until == until;
+            if let Some(choice) = self.choices.iter_mut().rev().find(same) {
+                choice.made = made;
+            }
+        }
+    }
+}
