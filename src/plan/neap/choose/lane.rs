@@ -7,6 +7,9 @@
 //! first runs next (earliest deadline first, Jackson, 1955), until none waits. For copies in, time
 //! runs backwards, so that they stay as late as they may.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use crate::timetable::Timetable;
 use crate::units::TensorId;
 
@@ -101,37 +104,42 @@ impl Lane {
         &self,
         window: Window,
         length: u64,
-        movable: impl Fn(Of, Window, Window) -> Option<Window>,
+        movable: impl Fn(Of, Window, Window) -> bool,
     ) -> Option<Room> {
         let (from, until) = self.turned(window);
         if until.checked_sub(from)? < length {
             return None;
         }
         let mut now = from;
-        let new = Booking { of: None, from, until, start: from, length };
-        let mut rest = vec![(usize::MAX, new)];
+        let new = (usize::MAX, Booking { of: None, from, until, start: from, length });
+        let mut waiting: Vec<(usize, Booking)> = vec![new];
+        // When those that follow may run; at first as if all could move.
+        let mut rest = BinaryHeap::new();
         for (number, booking) in self.bookings.iter().enumerate() {
-            let Booking { of, start, length, .. } = *booking;
-            let end = start + length;
-            if start < from {
+            if booking.start < from {
                 // What has begun, or is over, stays.
-                now = now.max(end);
-                continue;
+                now = now.max(booking.start + booking.length);
+            } else {
+                rest.push(Reverse((booking.from, number, true)));
             }
-            let window = self.turned((booking.from, booking.until));
-            let at = self.turned((start, end));
-            let window = of.and_then(|of| movable(of, window, at)).unwrap_or(at);
-            let (from, until) = self.turned(window);
-            let booking = Booking { from, until, ..*booking };
-            rest.push((number, booking));
         }
-        rest.sort_unstable_by_key(|(number, booking)| (booking.from, *number));
-        let mut rest = rest.into_iter().peekable();
-        let mut waiting: Vec<(usize, Booking)> = Vec::new();
         let mut room = Room { start: 0, moved: Vec::new() };
         loop {
-            while let Some(next) = rest.next_if(|(_, booking)| booking.from <= now) {
-                waiting.push(next);
+            while let Some(&Reverse((at, number, first))) = rest.peek()
+                && at <= now
+            {
+                rest.pop();
+                let booking = self.bookings[number];
+                let stays = (booking.start, booking.start + booking.length);
+                let window = self.turned((booking.from, booking.until));
+                let moves = |of| first && movable(of, window, self.turned(stays));
+                if booking.of.is_some_and(moves) {
+                    waiting.push((number, booking));
+                } else if booking.start <= now {
+                    waiting.push((number, Booking { until: stays.1, ..booking }));
+                } else {
+                    rest.push(Reverse((booking.start, number, false)));
+                }
             }
             let first = (0..waiting.len()).min_by_key(|&at| (waiting[at].1.until, waiting[at].0));
             // What comes later can stay.
@@ -193,14 +201,14 @@ mod tests {
         lane.add(of, (0, 100), (0, 10));
         lane.take(20, 10);
         // From 0 to 10, the one that is there from 10 to 20.
-        let movable = |_: Of, window: Window, _: Window| Some(window);
+        let movable = |_: Of, _: Window, _: Window| true;
         let room = lane.room((0, 10), 10, movable).unwrap();
         assert_eq!(room.start, 0);
         assert_eq!(lane.give(room), [((TensorId::of(0), 7), 10, 10)]);
         assert_eq!(lane.free((0, 10), 10), Some(0));
         // What does not move leaves no room.
         assert!(lane.room((15, 29), 10, movable).is_none());
-        assert!(lane.room((0, 19), 15, |_, _, _| None).is_none());
+        assert!(lane.room((0, 19), 15, |_, _, _| false).is_none());
     }
 
     proptest! {
@@ -214,7 +222,7 @@ mod tests {
                 let (window, of) = ((from, from + width), (TensorId::of(number), 0));
                 let start = match lane.free(window, length) {
                     Some(start) => start,
-                    None => match lane.room(window, length, |_, window, _| Some(window)) {
+                    None => match lane.room(window, length, |_, _, _| true) {
                         Some(room) => {
                             let start = room.start;
                             lane.give(room);

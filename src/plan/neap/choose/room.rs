@@ -59,24 +59,21 @@ impl Chooser<'_, '_> {
         lane.book(of, window, (time.start, time.length));
     }
 
-    /// When a booked copy may run, if its swap still is as it was booked.
-    fn movable(
-        &self,
-        direction: Direction,
-        (tensor, until): Of,
-        window: Window,
-        at: Window,
-    ) -> Option<Window> {
+    /// Whether a booked copy's swap still is as it was booked, with these windows.
+    fn movable(&self, direction: Direction, of: Of, window: Window, at: Window) -> bool {
+        let (tensor, until) = of;
         let gaps = self.residencies.lifetime(tensor).gaps.len();
-        let gap = (0..gaps).rev().find(|&gap| self.residencies.ends(tensor, gap).1 == until)?;
-        let Gap::Swap(swap) = self.residencies.gap(tensor, gap) else { return None };
-        let tight = self.residencies.tightest(tensor, gap);
-        let clock = self.setting.clock;
-        let same = match direction {
-            Direction::D2h => swap.starts.0 == at.0 && clock.place(tight.out_place) == window.0,
+        let gap = (0..gaps).rev().find(|&gap| self.residencies.ends(tensor, gap).1 == until);
+        let Some(gap) = gap else { return false };
+        let Gap::Swap(swap) = self.residencies.gap(tensor, gap) else { return false };
+        match direction {
+            Direction::D2h => {
+                let tight = self.residencies.tightest(tensor, gap);
+                let leaves = self.setting.clock.place(tight.out_place);
+                swap.starts.0 == at.0 && leaves == window.0
+            }
             Direction::H2d => swap.starts.1 == at.0,
-        };
-        same.then_some(window)
+        }
     }
 
     /// Moves the copies that make room.
