@@ -309,6 +309,13 @@ impl<'a> Residencies<'a> {
         self.away(tensor, gap, decision).iter().any(|&(a, b)| a <= slot && slot < b)
     }
 
+    /// The gap that ends with the use in slot `until`.
+    #[must_use]
+    pub fn gap_until(&self, tensor: TensorId, until: u32) -> Option<usize> {
+        let gaps = self.lifetime(tensor).gaps.len();
+        (0..gaps).rev().find(|&gap| self.ends(tensor, gap).1 == until)
+    }
+
     /// The gap in which `slot` lies: the tensor is neither used nor made there.
     #[must_use]
     pub fn gap_over(&self, tensor: TensorId, slot: u32) -> Option<usize> {

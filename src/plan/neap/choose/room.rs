@@ -22,6 +22,13 @@ impl Chooser<'_, '_> {
         }
     }
 
+    const fn lane(&mut self, direction: Direction) -> &mut Lane {
+        match direction {
+            Direction::D2h => &mut self.out,
+            Direction::H2d => &mut self.back,
+        }
+    }
+
     /// Time for a copy of these bytes within a window: free time, or room that other copies make.
     pub(super) fn time_for(
         &self,
@@ -52,19 +59,13 @@ impl Chooser<'_, '_> {
         if let Some(room) = time.room {
             self.give(direction, room);
         }
-        let lane = match direction {
-            Direction::D2h => &mut self.out,
-            Direction::H2d => &mut self.back,
-        };
-        lane.book(of, window, (time.start, time.length));
+        self.lane(direction).book(of, window, (time.start, time.length));
     }
 
     /// Whether a booked copy's swap still is as it was booked, with these windows.
     fn movable(&self, direction: Direction, of: Of, window: Window, at: Window) -> bool {
         let (tensor, until) = of;
-        let gaps = self.residencies.lifetime(tensor).gaps.len();
-        let gap = (0..gaps).rev().find(|&gap| self.residencies.ends(tensor, gap).1 == until);
-        let Some(gap) = gap else { return false };
+        let Some(gap) = self.residencies.gap_until(tensor, until) else { return false };
         let Gap::Swap(swap) = self.residencies.gap(tensor, gap) else { return false };
         match direction {
             Direction::D2h => {
@@ -78,15 +79,9 @@ impl Chooser<'_, '_> {
 
     /// Moves the copies that make room.
     fn give(&mut self, direction: Direction, room: Room) {
-        let lane = match direction {
-            Direction::D2h => &mut self.out,
-            Direction::H2d => &mut self.back,
-        };
         let clock = self.setting.clock;
-        for ((tensor, until), start, length) in lane.give(room) {
-            let gaps = self.residencies.lifetime(tensor).gaps.len();
-            let gap = (0..gaps).rev().find(|&gap| self.residencies.ends(tensor, gap).1 == until);
-            let Some(gap) = gap else { continue };
+        for ((tensor, until), start, length) in self.lane(direction).give(room) {
+            let Some(gap) = self.residencies.gap_until(tensor, until) else { continue };
             let Gap::Swap(swap) = self.residencies.gap(tensor, gap) else { continue };
             let tight = self.residencies.tightest(tensor, gap);
             let swap = match direction {

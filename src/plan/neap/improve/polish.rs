@@ -54,9 +54,7 @@ impl Choice {
     /// Its gap; `None` where other choices have left no slot in it.
     #[must_use]
     pub fn gap(&self, residencies: &Residencies<'_>) -> Option<usize> {
-        let gaps = residencies.lifetime(self.tensor).gaps.len();
-        let gap =
-            (0..gaps).rev().find(|&gap| residencies.ends(self.tensor, gap).1 == self.until)?;
+        let gap = residencies.gap_until(self.tensor, self.until)?;
         let longest = Gap::Swap(residencies.tightest(self.tensor, gap));
         let away = residencies.away(self.tensor, gap, longest);
         away.iter().any(|(from, until)| from < until).then_some(gap)
