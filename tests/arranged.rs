@@ -8,11 +8,11 @@ use std::sync::Arc;
 use crate::common::random::{self, Random, operand};
 use neap::contract::check::check;
 use neap::contract::json;
-use neap::device::{builtin, latency};
+use neap::device::{Link, builtin, latency};
 use neap::job::json::sha256;
 use neap::job::optimizer::is_update;
-use neap::job::{Arg, Arrangement, Graph, Moved, Phase, Pieces, Replay, Role, arrange};
-use neap::plan::arrange::{Candidate, early, early_job};
+use neap::job::{self, Arg, Arrangement, Graph, Moved, Phase, Pieces, Replay, Role, arrange};
+use neap::plan::arrange::{Candidate, early, early_job, may_wait};
 use neap::plan::bound::Bounds;
 use neap::plan::neap::Options;
 use neap::plan::{self, Method, PlanError, Planned, Request};
@@ -95,9 +95,10 @@ fn kernels(kind: &str) -> Option<Kernel> {
 /// A random job with some parameters that have gradients, states and an update each.
 fn job(random: &mut Random) -> Graph {
     let mut graph = random::graph(random);
-    let last = graph.operators.len();
+    let mut last = graph.operators.len();
     for number in 0..random.between(1, 4) {
-        let size = random.between(2, 4096) as u64;
+        let most = if random.once_in(3) { 16_384 } else { 4096 };
+        let size = random.between(2, most) as u64;
         let mut add = |name: &str, role| {
             graph.tensors.push(random::tensor(format!("{name}{number}"), size, role));
             graph.tensors.len() - 1
@@ -107,10 +108,19 @@ fn job(random: &mut Random) -> Graph {
         let states = [add("m", Role::OptimizerState), add("v", Role::OptimizerState)];
         let reads = random.below(last);
         let makes = random.below(last);
-        let tensors = &graph.tensors;
-        let of = |t: usize, version: u32| operand(tensors, t, version);
+        let tensors = graph.tensors.clone();
+        let of = |t: usize, version: u32| operand(&tensors, t, version);
         graph.operators[reads].args.push(Arg::Tensor(of(p, 0)));
-        graph.operators[makes].hidden.push(of(g, 0));
+        match maker(random, &graph, makes) {
+            Some(from) => {
+                let mut maker = random::operator(format!("gradient{number}"), Phase::Backward);
+                maker.args = vec![Arg::Tensor(from)];
+                maker.outputs = vec![Some(of(g, 0))];
+                insert(&mut graph, makes + 1, maker);
+                last += 1;
+            }
+            None => graph.operators[makes].hidden.push(of(g, 0)),
+        }
         let mut step = random::operator(format!("step{number}"), Phase::Optimize);
         step.kind = if number % 2 == 0 { KNOWN } else { OTHER }.to_owned();
         step.args = [p, g, states[0], states[1]].map(|t| Arg::Tensor(of(t, 0))).to_vec();
@@ -121,11 +131,27 @@ fn job(random: &mut Random) -> Graph {
     graph
 }
 
+/// What the gradient is made from that one operator makes by itself, in a half of the cases: what
+/// another one has made.
+fn maker(random: &mut Random, graph: &Graph, makes: usize) -> Option<job::Operand> {
+    let generated = graph.operators[makes].generates().next().cloned();
+    generated.filter(|_| random.once_in(2))
+}
+
+/// Puts an operator before the one at a place.
+fn insert(graph: &mut Graph, at: usize, operator: job::Operator) {
+    graph.operators.insert(at, operator);
+    for until in graph.tensors.iter_mut().filter_map(|t| t.kept_until.as_mut()) {
+        *until = OpId::of(until.index() + usize::from(until.index() >= at));
+    }
+}
+
 /// Random moves that the job allows, and pieces of any size.
 fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangement, usize) {
     let mut arrangement = Arrangement::default();
     let mut refused = 0;
-    let moves = |operator: OpId| !updates || is_update(graph.operator(operator));
+    let all = may_wait(graph).into_iter().enumerate();
+    let moves: Vec<OpId> = all.filter(|of| !updates || of.1).map(|(at, _)| OpId::of(at)).collect();
     for (index, operator) in graph.operators.iter().enumerate() {
         if operator.kind == KNOWN && !random.once_in(3) {
             let all = operator.reads().next().expect("reads").elements();
@@ -134,11 +160,8 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
         }
     }
     for _ in 0..12 {
-        let operator = OpId::of(random.below(graph.operators.len()));
+        let operator = moves[random.below(moves.len())];
         let after = random.below(graph.operators.len() + 1).checked_sub(1).map(OpId::of);
-        if !moves(operator) {
-            continue;
-        }
         let mut tried = arrangement.clone();
         let of = arrangement.pieces.iter().any(|pieces| pieces.operator == operator);
         let piece = (of && !random.once_in(3)).then(|| random.below(9) as u32);
@@ -177,10 +200,21 @@ fn updates_of_any_class_run_early() {
 #[test]
 fn moved_and_split_operators_compute_the_same() {
     let cases = crate::common::cases(10_000);
-    let [met, moved, split, refused] = crate::common::on_all_cores(cases, |seed| {
+    let [met, moved, late, split, refused] = crate::common::on_all_cores(cases, |seed| {
         let mut random = Random(seed);
         let graph = job(&mut random);
-        let device = builtin::find("host").expect("built in");
+        let mut device = builtin::find("host").expect("built in");
+        if random.once_in(2) {
+            // Copies take as long as operators, so that bounds say something.
+            let rate = 100_000_000;
+            device.link = Link {
+                h2d: rate,
+                d2h: rate,
+                h2d_contended: rate,
+                d2h_contended: rate,
+                overhead_ns: 0,
+            };
+        }
         let latencies = latency::latencies(&graph, &device, None);
         let request = Request {
             file: ("x.graph.json".to_owned(), sha256(&graph)),
@@ -197,7 +231,7 @@ fn moved_and_split_operators_compute_the_same() {
         let updates = random.once_in(2);
         let (arrangement, refused) = arrangement(&mut random, &graph, updates);
         if arrangement.is_empty() {
-            return [0, 0, 0, refused];
+            return [0, 0, 0, 0, refused];
         }
         let candidate = Candidate::new(&request, &arrangement)
             .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
@@ -208,7 +242,7 @@ fn moved_and_split_operators_compute_the_same() {
         let asked = Request { budget, method, ..candidate.request(&request) };
         let planned = match plan::make(&asked) {
             Ok(planned) => planned,
-            Err(PlanError::Infeasible(_)) => return [0, 0, 0, refused],
+            Err(PlanError::Infeasible(_)) => return [0, 0, 0, 0, refused],
             Err(defect) => panic!("seed {seed}: {defect}"),
         };
         let graphs = [candidate.graph];
@@ -219,6 +253,7 @@ fn moved_and_split_operators_compute_the_same() {
             proof.figures.unplanned_iteration_ns, unplanned.plan.figures.unplanned_iteration_ns,
             "seed {seed}"
         );
+        let mut late = 0;
         if updates {
             let (early, of_early) = early_job(&graph, &latencies);
             let bounds = Bounds::any_order(&early, &of_early, &device.link);
@@ -227,6 +262,10 @@ fn moved_and_split_operators_compute_the_same() {
                 bound.is_some_and(|bound| bound <= proof.figures.iteration_ns),
                 "seed {seed}: {bound:?} is no bound"
             );
+            // The bound says something of a plan that makes a gradient late.
+            let waits = |moved: &Moved| !is_update(graph.operator(moved.operator));
+            let adds = bound > Some(proof.figures.unplanned_iteration_ns);
+            late = usize::from(adds && arrangement.order.iter().any(waits));
         }
         let with = run(&graphs[0], &planned, planned.plan.budget);
         assert_eq!(without.checksum, with.checksum, "seed {seed}");
@@ -234,12 +273,14 @@ fn moved_and_split_operators_compute_the_same() {
         round_trip(seed, &graph, &planned, &graphs);
         damaged(seed, &mut random, &planned, &graphs);
         let moved = usize::from(!arrangement.order.is_empty());
-        [1, moved, usize::from(!arrangement.pieces.is_empty()), refused]
+        [1, moved, late, usize::from(!arrangement.pieces.is_empty()), refused]
     });
     println!(
-        "{met} run, {moved} with moved operators, {split} with pieces; {refused} moves refused"
+        "{met} run, {moved} with moved operators, {split} with pieces; {late} make a gradient late \
+         and are bounded; {refused} moves refused"
     );
     assert!(moved * 2 > met && split * 2 > met && refused > met, "the jobs are too easy");
+    assert!(late * 100 > met, "gradients are seldom made late");
 }
 
 /// The file says the same.

@@ -8,6 +8,9 @@
 
 mod delayed;
 mod fragments;
+mod makers;
+
+pub use makers::{makers, may_wait};
 
 use std::collections::BTreeMap;
 

@@ -53,15 +53,17 @@
 //!
 //! # Other orders and pieces
 //!
-//! [`Bounds::any_order`] also holds for plans that run updates at any other place and in pieces. It
-//! looks at the job with each update as early as its dependences allow, and only at operators that
-//! are no updates. During those no order has fewer tensors alive: a gradient dies sooner in none.
-//! Windows are as long as in the order that makes them longest. A use by an update may be as late
-//! as the end of the next iteration, and the last write by one as early as the start of the
-//! iteration before. Any other window grows by the updates that may fall into it: those before the
-//! operator that is looked at, or all where it goes round the end. What an update touches may leave
-//! in pieces, so its own copy need not fit its window; nor need its states fit beside each other,
-//! so the floor counts its parameter and gradient alone.
+//! [`Bounds::any_order`] also holds for plans that run updates at any other place and in pieces,
+//! and that make gradients later, up to their updates ([`crate::arrange::may_wait`]). It looks at
+//! the job with each update as early as its dependences allow, and only at operators that run where
+//! the framework has them. During those no order has fewer tensors alive: a gradient dies sooner in
+//! none, one that may be made just before its update is not counted, and what it is made from dies
+//! no sooner. Windows are as long as in the order that makes them longest. A use by an operator
+//! that may run elsewhere may be as late as the end of the next iteration, and the last write by
+//! one as early as the start of the iteration before. Any other window grows by the operators that
+//! may fall into it: those before the operator that is looked at, or all where it goes round the
+//! end. What an update touches may leave in pieces, so its own copy need not fit its window; nor
+//! need its states fit beside each other, so the floor counts its parameter and gradient alone.
 //!
 //! Cost: O(tensors · log) for each operator that is tried, and a few dozen times that for a bound
 //! on time.
@@ -70,6 +72,7 @@ mod moment;
 
 use moment::{Copied, Moment, Recomputed, denser, rank};
 
+use super::arrange::may_wait;
 use super::relax;
 use super::residency::{Lifetime, Residencies};
 use crate::compact::CompactSort;
@@ -120,14 +123,14 @@ pub struct Bounds<'a> {
     loose: Option<Loose>,
 }
 
-/// Updates that may run elsewhere.
+/// Operators that may run elsewhere: updates, and what makes gradients for them.
 #[derive(Clone, Debug)]
 struct Loose {
-    /// By operator: it is an update.
-    updates: Vec<bool>,
-    /// By operator: what the updates before it take.
+    /// By operator: it is one of them.
+    operators: Vec<bool>,
+    /// By operator: what those before it take.
     before: Vec<u64>,
-    /// What all updates take.
+    /// What all of them take.
     all: u64,
     /// By tensor: an update touches it.
     touched: Vec<bool>,
@@ -138,18 +141,18 @@ struct Loose {
 impl Loose {
     fn of(graph: &Graph, latencies: &[Latency]) -> Self {
         let mut loose = Self {
-            updates: Vec::with_capacity(graph.operators.len()),
+            operators: may_wait(graph),
             before: Vec::with_capacity(graph.operators.len()),
             all: 0,
             touched: vec![false; graph.tensors.len()],
             written: vec![false; graph.tensors.len()],
         };
-        for (operator, latency) in graph.operators.iter().zip(latencies) {
-            let update = is_update(operator);
-            loose.updates.push(update);
+        for (at, (operator, latency)) in graph.operators.iter().zip(latencies).enumerate() {
             loose.before.push(loose.all);
-            if update {
+            if loose.operators[at] {
                 loose.all += latency.time.0.max(1);
+            }
+            if is_update(operator) {
                 operator.touches().into_iter().for_each(|t| loose.touched[t.index()] = true);
                 operator.writes().for_each(|o| loose.written[o.tensor.index()] = true);
             }
@@ -157,15 +160,22 @@ impl Loose {
         loose
     }
 
+    /// Whether something makes and uses a tensor, and all of that may run elsewhere.
+    fn only_these(&self, lifetime: &Lifetime) -> bool {
+        let mut uses = lifetime.uses.iter().map(|slot| (slot / 2) as usize);
+        !lifetime.long_lived && uses.all(|at| self.operators[at])
+    }
+
     /// The largest working set of an operator; of an update without its states.
-    fn floor(&self, graph: &Graph) -> u64 {
-        let of = |(operator, update): (&Operator, &bool)| {
+    fn floor(graph: &Graph) -> u64 {
+        let of = |operator: &Operator| {
+            let update = is_update(operator);
             let held = |t: &TensorId| !update || graph.tensor(*t).role != Role::OptimizerState;
             let touched = operator.touches().into_iter().filter(held);
             let bytes: Bytes = touched.map(|t| graph.tensor(t).bytes.in_blocks()).sum();
             bytes.0 + operator.workspace.in_blocks().0
         };
-        graph.operators.iter().zip(&self.updates).map(of).max().unwrap_or(0)
+        graph.operators.iter().map(of).max().unwrap_or(0)
     }
 }
 
@@ -176,8 +186,9 @@ impl<'a> Bounds<'a> {
         Self::of(graph, latencies, link, None)
     }
 
-    /// The bounds for plans that may also run updates at other places and in pieces. `graph` has
-    /// its updates as early as they may run ([`crate::arrange::early_job`]).
+    /// The bounds for plans that may also run updates at other places and in pieces, and make
+    /// gradients later. `graph` has its updates as early as they may run
+    /// ([`crate::arrange::early_job`]).
     #[must_use]
     pub fn any_order(graph: &'a Graph, latencies: &[Latency], link: &Link) -> Self {
         Self::of(graph, latencies, link, Some(Loose::of(graph, latencies)))
@@ -188,9 +199,14 @@ impl<'a> Bounds<'a> {
         let mut standing: Vec<u64> =
             residencies.load.all().into_iter().skip(1).step_by(2).collect();
         if let Some(loose) = &loose {
-            // Where an update runs nothing is known.
-            let updates = standing.iter_mut().zip(&loose.updates).filter(|(_, update)| **update);
-            updates.for_each(|(standing, _)| *standing = 0);
+            for lifetime in residencies.lifetimes.iter().filter(|of| loose.only_these(of)) {
+                let ends = lifetime.uses.first().zip(lifetime.uses.last());
+                let alive = ends.map_or(0..0, |(a, b)| (a / 2) as usize..(b / 2) as usize + 1);
+                standing[alive].iter_mut().for_each(|standing| *standing -= lifetime.bytes);
+            }
+            // Where one of these runs nothing is known.
+            let these = standing.iter_mut().zip(&loose.operators).filter(|(_, is)| **is);
+            these.for_each(|(standing, _)| *standing = 0);
         }
         let mut starts = vec![0];
         let mut now = 0;
@@ -237,11 +253,12 @@ impl<'a> Bounds<'a> {
         };
         let parts = (0..operators).step_by(width as usize).map(part).collect();
         let floor = match &loose {
-            Some(loose) => loose.floor(graph),
+            Some(_) => Loose::floor(graph),
             None => crate::job::liveness::Liveness::of(graph).floor.0,
         };
         let within = |lifetime: &Lifetime| match (lifetime.uses.first(), lifetime.uses.last()) {
             _ if lifetime.bytes == 0 => (1, 0),
+            _ if loose.as_ref().is_some_and(|loose| loose.only_these(lifetime)) => (1, 0),
             _ if lifetime.long_lived => (0, u32::MAX),
             (Some(&first), Some(&last)) => (first, last),
             _ => (1, 0),
@@ -431,7 +448,7 @@ impl<'a> Bounds<'a> {
                 Some(gap) => {
                     let next = self.residencies.operators(tensor, gap).1 as usize;
                     let n = self.starts[next];
-                    if self.loose.as_ref().is_some_and(|loose| loose.updates[next]) {
+                    if self.loose.as_ref().is_some_and(|loose| loose.operators[next]) {
                         2 * total + more.0
                     } else if n > now {
                         n + more.0

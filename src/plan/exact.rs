@@ -67,12 +67,22 @@ const UNIT: u64 = 1024;
 /// A job of two or three layers, of which one or two have a parameter with a state: forward,
 /// gradients of activations and parameters, updates.
 pub fn job(random: &mut Random) -> (Graph, Vec<Latency>) {
+    job_with(random, 1)
+}
+
+/// The same with parameters that are far larger than what layers read.
+pub fn wide_job(random: &mut Random) -> (Graph, Vec<Latency>) {
+    job_with(random, 12)
+}
+
+fn job_with(random: &mut Random, wide: u64) -> (Graph, Vec<Latency>) {
     let with = random.between(1, 2);
     let layers = random.between(2, 4 - with);
     let first = random.between(0, layers - with);
     let mut tensors = Vec::new();
     let mut add = |random: &mut Random, name: String, role| {
-        tensors.push(tensor(name, random.between(1, 3) * UNIT, role));
+        let times = if role == Role::Parameter { wide } else { 1 };
+        tensors.push(tensor(name, random.between(1, 3) * UNIT * times, role));
         tensors.len() - 1
     };
     let input = add(random, "in".to_owned(), Role::Input);

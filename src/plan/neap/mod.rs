@@ -81,6 +81,9 @@ pub struct Options {
     pub reorder: bool,
     /// Where one update has a large part of all states, also try to run it later than that.
     pub delay: bool,
+    /// There, where its gradient is far larger than what that is made from, also make the gradient
+    /// later.
+    pub late_gradients: bool,
     /// Run updates of large states in pieces.
     pub split: bool,
     /// Where operators wait long for the link, stream what one operator alone uses ([`stream`]).
@@ -169,6 +172,7 @@ impl Default for Options {
             swap_share: all(),
             reorder: true,
             delay: true,
+            late_gradients: true,
             split: true,
             stream: true,
             linger: true,

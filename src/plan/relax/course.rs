@@ -2,6 +2,7 @@
 
 use super::path::{Course, Event, Instant, NEVER, Step};
 use super::{MIB, Member, Unit};
+use crate::arrange::may_wait;
 use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::device::Link;
@@ -36,7 +37,9 @@ impl<'a> Job<'a> {
         parts: u32,
     ) -> Self {
         let graph = residencies.graph;
-        let update: Vec<bool> = graph.operators.iter().map(is_update).collect();
+        // With updates that may run later, what makes gradients for them may too.
+        let elsewhere: Vec<bool> =
+            if late { may_wait(graph) } else { graph.operators.iter().map(is_update).collect() };
         let times: Vec<u64> = latencies.iter().map(|l| l.time.0.max(1)).collect();
         let total: u64 = times.iter().sum();
         let (mut instants, mut ended, mut part) = (Vec::new(), 0u64, 0);
@@ -50,7 +53,7 @@ impl<'a> Job<'a> {
                 part = of;
             }
             let bytes = residencies.load.at(2 * at + 1);
-            if !update[at] && highest.is_none_or(|highest| bytes > highest.0) {
+            if !elsewhere[at] && highest.is_none_or(|highest| bytes > highest.0) {
                 highest = Some((bytes, at));
             }
         }
@@ -62,7 +65,7 @@ impl<'a> Job<'a> {
             tensors.into_iter().map(|t| residencies.lifetime(t).bytes).sum()
         };
         let written = graph.operators.iter().map(written).collect();
-        let late = update.iter().map(|update| *update && late).collect();
+        let late = if late { elsewhere } else { vec![false; elsewhere.len()] };
         Self { graph, link, residencies, late, times, instants, written }
     }
 
@@ -83,8 +86,8 @@ impl<'a> Job<'a> {
     }
 
     /// The bytes without a plan at each instant, but for those that may be away for nothing:
-    /// tensors that nothing uses, and what several updates use behind its last use by another
-    /// operator.
+    /// tensors that nothing uses, gradients that may be made just before their updates, and what
+    /// several updates use behind its last use by another operator.
     pub(super) fn standing(&self) -> Vec<u64> {
         let at = |&operator: &u32| self.residencies.load.at(2 * operator as usize + 1);
         let mut standing: Vec<u64> = self.instants.iter().map(at).collect();
@@ -92,6 +95,10 @@ impl<'a> Job<'a> {
             let last = lifetime.uses.last().map(|slot| slot / 2);
             let free = match last {
                 None if lifetime.long_lived => 0..self.count(),
+                Some(last) if self.waits(lifetime) => {
+                    let first = lifetime.uses.first().map_or(0, |slot| slot / 2);
+                    self.interval(first)..self.interval(last)
+                }
                 Some(last) if !lifetime.long_lived && self.updates(lifetime).nth(1).is_some() => {
                     let used = self.uses(lifetime).last().unwrap_or(last);
                     let until = self.interval(last);
@@ -121,7 +128,12 @@ impl<'a> Job<'a> {
         lifetime.uses.iter().map(|slot| slot / 2).filter(|&at| !self.late[at as usize])
     }
 
-    /// The updates among them that may run elsewhere.
+    /// Whether something makes a tensor, and all that works on it may run elsewhere.
+    fn waits(&self, lifetime: &Lifetime) -> bool {
+        !lifetime.long_lived && self.uses(lifetime).next().is_none()
+    }
+
+    /// Those that run elsewhere.
     fn updates<'s>(&'s self, lifetime: &'s Lifetime) -> impl Iterator<Item = u32> + 's {
         lifetime.uses.iter().map(|slot| slot / 2).filter(|&at| self.late[at as usize])
     }
@@ -276,7 +288,7 @@ impl Job<'_> {
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
             let tensor = TensorId::of(index);
             let Some(last) = lifetime.uses.last().map(|slot| slot / 2) else { continue };
-            if lifetime.bytes == 0 {
+            if lifetime.bytes == 0 || self.waits(lifetime) {
                 continue;
             }
             let mut updates = self.updates(lifetime);

@@ -56,6 +56,9 @@ pub struct Switches {
     /// allows.
     #[arg(long)]
     no_delay: bool,
+    /// neap, one job: Never make a gradient later than the framework does.
+    #[arg(long)]
+    no_late_gradients: bool,
     /// neap, one job: Keep operators and tensors whole.
     #[arg(long)]
     no_split: bool,
