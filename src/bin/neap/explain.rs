@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use neap::job::optimizer::Rule;
+use neap::job::optimizer::{Rule, is_update};
 use neap::job::{Graph, Operator, Role};
 use neap::plan::arrange;
 use neap::plan::explain::{Choice, Copied, Explained, Gap, Presence, Story, Verdict};
@@ -103,6 +103,8 @@ struct UpdateReport<'a> {
     /// The last operator that it depends on, and over which tensor.
     waits_for: Option<&'a str>,
     over: Option<&'a str>,
+    /// That operator runs later than in the framework.
+    waits_for_moved: bool,
     /// The framework runs it elsewhere.
     moved: bool,
 }
@@ -381,6 +383,9 @@ impl<'a> Words<'a> {
             text += &format!("\nits update `{}` runs {place}", update.operator);
             if let (Some(operator), Some(over)) = (update.waits_for, update.over) {
                 text += &format!("; it can't run before `{operator}`, because of `{over}`");
+                if update.waits_for_moved {
+                    text += ", which is made later than in the framework";
+                }
             }
             text += "\n";
         }
@@ -409,13 +414,17 @@ impl<'a> Words<'a> {
         let update = OpId::of(self.graph.operators.iter().position(touches)?);
         let held = arrange::held_back(self.graph, update);
         let origin = self.graph.origin.as_ref();
-        let of = self.graph.framework_operator(update);
+        let moved = |id: OpId| {
+            let of = self.graph.framework_operator(id);
+            origin.is_some_and(|o| o.arrangement.order.iter().any(|moved| moved.operator == of))
+        };
+        let made_late = |id: OpId| moved(id) && !is_update(self.graph.operator(id));
         Some(UpdateReport {
             operator: &self.graph.operator(update).name,
             waits_for: held.map(|(operator, _)| self.graph.operator(operator).name.as_str()),
             over: held.map(|(_, tensor)| self.graph.tensor(tensor).name.as_str()),
-            moved: origin
-                .is_some_and(|o| o.arrangement.order.iter().any(|moved| moved.operator == of)),
+            waits_for_moved: held.is_some_and(|(operator, _)| made_late(operator)),
+            moved: moved(update),
         })
     }
 

@@ -21,7 +21,7 @@ use crate::job::{Graph, Role};
 use crate::method::Method;
 use crate::units::OpId;
 
-/// An update with at least this part of all states waits.
+/// An update that writes at least this part of what all updates write waits.
 const LARGE: u64 = 4;
 
 /// How a large update runs later than early.
@@ -113,17 +113,21 @@ struct Places {
 impl Places {
     /// `None` where no update is large. With `late` gradients wait where they may.
     fn of(graph: &Graph, latencies: &[Latency], large: u64, late: bool) -> Option<Self> {
-        let all: u64 = (0..graph.operators.len()).map(|at| states(graph, OpId::of(at))).sum();
+        let all: u64 = (0..graph.operators.len()).map(|at| written(graph, OpId::of(at))).sum();
         let least = (all / large).max(1);
         let order = early(graph);
-        let is_large = |moved: &Moved| states(graph, moved.operator) >= least;
+        let makers = if late { makers(graph) } else { BTreeMap::new() };
+        // Without states only the gradient has anything to wait for.
+        let waits = |id: OpId| states(graph, id) > 0 || makers.contains_key(&id);
+        let is_large =
+            |moved: &Moved| written(graph, moved.operator) >= least && waits(moved.operator);
         let large = (0..order.len()).filter(|at| is_large(&order[*at])).collect::<Vec<_>>();
         let first = graph.operators.iter().position(is_update)?;
         let mut starts = vec![0u64];
         for latency in latencies {
             starts.push(starts[starts.len() - 1].saturating_add(latency.time.0));
         }
-        let mut makers = if late { makers(graph) } else { BTreeMap::new() };
+        let mut makers = makers;
         makers.retain(|update, _| large.iter().any(|at| order[*at].operator == *update));
         (!large.is_empty()).then_some(Self { order, large, starts, first, makers })
     }
@@ -211,6 +215,13 @@ impl Places {
         }
         (order.len() > self.order.len()).then_some(order)
     }
+}
+
+/// The bytes that an update writes: of its parameter and its states.
+fn written(graph: &Graph, id: OpId) -> u64 {
+    let operator = graph.operator(id);
+    let written = operator.updates().map(|o| graph.tensor(o.tensor).bytes.0);
+    if is_update(operator) { written.sum() } else { 0 }
 }
 
 /// The bytes of an update's states.
