@@ -56,9 +56,9 @@
 //! [`Bounds::any_order`] also holds for plans that run updates at any other place and in pieces,
 //! and that make gradients later, up to their updates ([`crate::arrange::may_wait`]). It looks at
 //! the job with each update as early as its dependences allow, and only at operators that run where
-//! the framework has them. During those no order has fewer tensors alive: a gradient dies sooner in
-//! none, one that may be made just before its update is not counted, and what it is made from dies
-//! no sooner. Windows are as long as in the order that makes them longest. A use by an operator
+//! the framework has them. During those no order has fewer tensors alive: in no order does a
+//! gradient die earlier, gradients that may be made late are not counted, and a later maker only
+//! keeps its inputs alive longer. Windows are as long as in the order that makes them longest. A use by an operator
 //! that may run elsewhere may be as late as the end of the next iteration, and the last write by
 //! one as early as the start of the iteration before. Any other window grows by the operators that
 //! may fall into it: those before the operator that is looked at, or all where it goes round the

@@ -28,12 +28,14 @@ impl Random {
     }
 }
 
-fn tensor(name: String, bytes: u64, role: Role) -> Tensor {
+/// A tensor of bytes.
+pub fn tensor(name: String, bytes: u64, role: Role) -> Tensor {
     let shape = vec![bytes];
     Tensor { name, bytes: Bytes(bytes), role, dtype: Dtype::U8, shape, kept_until: None }
 }
 
-fn operand(tensors: &[Tensor], tensor: usize, version: u32) -> Operand {
+/// All of a tensor.
+pub fn operand(tensors: &[Tensor], tensor: usize, version: u32) -> Operand {
     let shape = tensors[tensor].shape.clone();
     Operand {
         tensor: TensorId::of(tensor),
@@ -45,7 +47,8 @@ fn operand(tensors: &[Tensor], tensor: usize, version: u32) -> Operand {
     }
 }
 
-fn operator(name: String, phase: Phase, reads: &[usize], tensors: &[Tensor]) -> Operator {
+/// An operator that may run again.
+pub fn operator(name: String, phase: Phase, reads: &[usize], tensors: &[Tensor]) -> Operator {
     Operator {
         name,
         kind: "test".to_owned(),

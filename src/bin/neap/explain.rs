@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use neap::job::optimizer::{Rule, is_update};
+use neap::job::optimizer::is_update;
 use neap::job::{Graph, Operator, Role};
 use neap::plan::arrange;
 use neap::plan::explain::{Choice, Copied, Explained, Gap, Presence, Story, Verdict};
@@ -409,8 +409,8 @@ impl<'a> Words<'a> {
 
     /// The first update that works on a tensor.
     fn update(&self, tensor: TensorId) -> Option<UpdateReport<'a>> {
-        let is = |operator: &Operator| Rule::of_kind(&operator.kind).is_some();
-        let touches = |operator: &Operator| is(operator) && operator.touches().contains(&tensor);
+        let touches =
+            |operator: &Operator| is_update(operator) && operator.touches().contains(&tensor);
         let update = OpId::of(self.graph.operators.iter().position(touches)?);
         let held = arrange::held_back(self.graph, update);
         let origin = self.graph.origin.as_ref();

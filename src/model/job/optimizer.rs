@@ -14,14 +14,13 @@ use super::graph::Operator;
 const OTHER: &str = "optimizer::";
 
 /// Whether an operator is an optimizer's update: one of [`RULES`], or the recorded step of another
-/// class that draws no random numbers and generates no tensor. It may run as soon as what it reads
-/// is final.
+/// class. It draws no random numbers and generates no tensor. It may run as soon as what it reads is
+/// final.
 #[must_use]
 pub fn is_update(operator: &Operator) -> bool {
-    let other = operator.kind.starts_with(OTHER)
+    (operator.kind.starts_with(OTHER) || Rule::of_kind(&operator.kind).is_some())
         && !operator.random
-        && operator.generates().next().is_none();
-    other || Rule::of_kind(&operator.kind).is_some()
+        && operator.generates().next().is_none()
 }
 
 /// The parameter groups of all optimizers of a job. An update operator gives its group's position.

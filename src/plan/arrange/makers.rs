@@ -6,12 +6,12 @@
 //! gradient runs late, the gradient is made late too, and until then only what it is made from
 //! takes memory.
 //!
-//! The makers of an update's gradient are the last operators of which nothing but the next one, and
-//! at last the update, reads what they write: for mixed precision the product and the conversion
-//! after it. Bounds hold for plans that run them at any time from their place in the framework's
+//! The makers of an update's gradient are a chain: each writes one tensor that only the next one
+//! reads, and the last writes the gradient, which only the update reads. For mixed precision these
+//! are the product and the conversion after it. Bounds hold for plans that run them at any time from their place in the framework's
 //! order on ([`crate::bound`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::optimizer::is_update;
 use crate::job::{Graph, Operator, Role};
@@ -43,10 +43,12 @@ pub fn may_wait(graph: &Graph) -> Vec<bool> {
 
 /// By tensor, what works on it.
 struct Touched {
-    /// The first operators.
+    /// The first three operators that touch it.
     first: Vec<[Option<OpId>; 3]>,
     /// The last operator that writes it.
     written: Vec<Option<OpId>>,
+    /// Operators until which the framework keeps a tensor.
+    awaited: BTreeSet<OpId>,
 }
 
 impl Touched {
@@ -60,7 +62,8 @@ impl Touched {
             }
             operator.writes().for_each(|o| written[o.tensor.index()] = Some(OpId::of(at)));
         }
-        Self { first, written }
+        let awaited = graph.tensors.iter().filter_map(|tensor| tensor.kept_until).collect();
+        Self { first, written, awaited }
     }
 
     /// The makers of the gradient of an update; `None` where it does not wait.
@@ -86,21 +89,22 @@ impl Touched {
         })
     }
 
-    /// The operator that writes a tensor alone and nothing else, for the next operator alone.
+    /// The operator that generates a tensor and writes nothing else, if `next` alone reads it and
+    /// it may run later.
     fn makes(&self, graph: &Graph, tensor: TensorId, next: OpId) -> Option<OpId> {
         let [Some(maker), Some(reader), None] = self.first[tensor.index()] else { return None };
         let operator = graph.operator(maker);
         let alone = reader == next
-            && graph.tensor(tensor).kept_until.is_none()
             && graph.loss.as_ref().is_none_or(|loss| loss.tensor != tensor)
             && operator.writes().count() == 1
             && operator.generates().any(|o| o.tensor == tensor);
         (alone && self.may_run_later(operator, maker)).then_some(maker)
     }
 
-    /// It draws no random numbers, and nothing changes what it reads after it.
+    /// It draws no random numbers, nothing changes what it reads after it, and the framework keeps
+    /// no tensor until it runs.
     fn may_run_later(&self, operator: &Operator, id: OpId) -> bool {
         let same = |tensor: TensorId| self.written[tensor.index()].is_none_or(|last| last <= id);
-        !operator.random && operator.reads().all(|o| same(o.tensor))
+        !operator.random && !self.awaited.contains(&id) && operator.reads().all(|o| same(o.tensor))
     }
 }

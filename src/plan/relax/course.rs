@@ -1,7 +1,8 @@
 //! A job as a relaxation sees it: instants, and what happens to tensors between them.
 
+use super::needs::{self, Needs};
 use super::path::{Course, Event, Instant, NEVER, Step};
-use super::{MIB, Member, Unit};
+use super::{FINEST, MIB, Member, Rules, Unit};
 use crate::arrange::may_wait;
 use crate::compact::CompactSort;
 use crate::contract::Latency;
@@ -13,7 +14,7 @@ use crate::sim::engine::work;
 use crate::sim::program::Direction;
 use crate::units::{TensorId, id32};
 
-/// A job whose memory is looked at at instants: the starts of operators that are no updates.
+/// A job whose memory is looked at at instants: the starts of operators that run in its order.
 pub(super) struct Job<'a> {
     graph: &'a Graph,
     link: &'a Link,
@@ -25,15 +26,17 @@ pub(super) struct Job<'a> {
     pub(super) instants: Vec<u32>,
     /// By operator, the bytes of what it writes.
     written: Vec<u64>,
+    /// What recomputes need, where that counts.
+    needs: Option<Needs>,
 }
 
 impl<'a> Job<'a> {
-    /// Of each of `parts` parts of the iteration the operator with most bytes, updates left out.
+    /// With an instant in each of `parts` parts of the iteration.
     pub(super) fn new(
         residencies: &'a Residencies<'a>,
         latencies: &[Latency],
         link: &'a Link,
-        late: bool,
+        Rules { late, needs, .. }: Rules,
         parts: u32,
     ) -> Self {
         let graph = residencies.graph;
@@ -41,32 +44,27 @@ impl<'a> Job<'a> {
         let elsewhere: Vec<bool> =
             if late { may_wait(graph) } else { graph.operators.iter().map(is_update).collect() };
         let times: Vec<u64> = latencies.iter().map(|l| l.time.0.max(1)).collect();
-        let total: u64 = times.iter().sum();
-        let (mut instants, mut ended, mut part) = (Vec::new(), 0u64, 0);
-        let mut highest: Option<(u64, usize)> = None;
-        for (at, time) in times.iter().enumerate() {
-            ended += time;
-            // An operator lies in the part in which it ends.
-            let of = u64::from(parts) * (ended - 1) / total.max(1);
-            if of > part {
-                instants.extend(highest.take().map(|highest| id32(highest.1)));
-                part = of;
-            }
-            let bytes = residencies.load.at(2 * at + 1);
-            if !elsewhere[at] && highest.is_none_or(|highest| bytes > highest.0) {
-                highest = Some((bytes, at));
-            }
-        }
-        instants.extend(highest.map(|highest| id32(highest.1)));
+        let instants = highest(residencies, &times, &elsewhere, parts);
         let written = |operator: &crate::job::Operator| {
             let mut tensors: Vec<TensorId> = operator.writes().map(|o| o.tensor).collect();
             tensors.compact_sort();
             tensors.dedup();
             tensors.into_iter().map(|t| residencies.lifetime(t).bytes).sum()
         };
-        let written = graph.operators.iter().map(written).collect();
-        let late = if late { elsewhere } else { vec![false; elsewhere.len()] };
-        Self { graph, link, residencies, late, times, instants, written }
+        let written: Vec<u64> = graph.operators.iter().map(written).collect();
+        let none = vec![false; elsewhere.len()];
+        let needs = needs.then(|| {
+            Needs::of(&needs::Job {
+                link,
+                residencies,
+                times: &times,
+                written: &written,
+                late: if late { &elsewhere } else { &none },
+                instants: &highest(residencies, &times, &elsewhere, FINEST),
+            })
+        });
+        let late = if late { elsewhere } else { none };
+        Self { graph, link, residencies, late, times, instants, written, needs }
     }
 
     /// The number of instants, and of intervals.
@@ -99,7 +97,7 @@ impl<'a> Job<'a> {
                     let first = lifetime.uses.first().map_or(0, |slot| slot / 2);
                     self.interval(first)..self.interval(last)
                 }
-                Some(last) if !lifetime.long_lived && self.updates(lifetime).nth(1).is_some() => {
+                Some(last) if !lifetime.long_lived && self.elsewhere(lifetime).nth(1).is_some() => {
                     let used = self.uses(lifetime).last().unwrap_or(last);
                     let until = self.interval(last);
                     self.instants.partition_point(|&at| at <= used).min(until)..until
@@ -134,7 +132,7 @@ impl<'a> Job<'a> {
     }
 
     /// Those that run elsewhere.
-    fn updates<'s>(&'s self, lifetime: &'s Lifetime) -> impl Iterator<Item = u32> + 's {
+    fn elsewhere<'s>(&'s self, lifetime: &'s Lifetime) -> impl Iterator<Item = u32> + 's {
         lifetime.uses.iter().map(|slot| slot / 2).filter(|&at| self.late[at as usize])
     }
 
@@ -192,12 +190,16 @@ impl<'a> Job<'a> {
     fn life(&self, tensor: TensorId, until: u32, more: usize) -> Course {
         let lifetime = self.residencies.lifetime(tensor);
         let begins = lifetime.uses.first().map_or(0, |slot| slot / 2);
-        let first = self.interval(begins) + usize::from(self.instant(begins).is_some());
+        let behind = |at| self.interval(at) + usize::from(self.instant(at).is_some());
+        let real = behind(begins);
+        // What it is made from may be copied out in its place, earlier.
+        let first = self.needs.as_ref().map_or(real, |of| behind(of.begins(begins, tensor)));
         let last = self.interval(until);
-        let again = self.prices(lifetime);
+        let again = self.prices(tensor);
         let step = |interval: usize| {
             let operator = self.instants.get(interval).copied();
             let instant = match operator {
+                _ if interval < real => Instant::Held,
                 _ if interval >= last && interval + 1 == last + more.max(1) => Instant::Held,
                 _ if interval >= last => Instant::Extra,
                 Some(at) if self.uses(lifetime).any(|u| u == at) => Instant::Held,
@@ -219,7 +221,8 @@ impl<'a> Job<'a> {
     }
 
     /// What it costs to make a tensor again as it is before an operator: two digits, rounded down.
-    fn prices<'s>(&'s self, lifetime: &'s Lifetime) -> impl Fn(u32) -> u64 + 's {
+    fn prices(&self, tensor: TensorId) -> impl Fn(u32) -> u64 + '_ {
+        let lifetime = self.residencies.lifetime(tensor);
         let replays = |&w: &u32| self.graph.operators[w as usize].replay != Replay::Never;
         move |before| {
             let writers = lifetime.writes.iter().take_while(|&&w| w < before);
@@ -228,12 +231,42 @@ impl<'a> Job<'a> {
             }
             let part = |&w: &u32| {
                 let bytes = u128::from(self.written[w as usize].max(1));
+                let needed = self.needs.as_ref().map_or(0, |needs| needs.time(w, tensor));
                 u128::from(self.times[w as usize]) * 1_024_000 / bytes
+                    + u128::from(needed) * 1_024_000 / u128::from(lifetime.bytes)
             };
             let price = u64::try_from(writers.map(part).sum::<u128>()).unwrap_or(NEVER >> 1);
             digits(price, 5)
         }
     }
+}
+
+/// Of each of `parts` parts of the iteration the operator with most bytes, but for those that run
+/// elsewhere.
+fn highest(
+    residencies: &Residencies<'_>,
+    times: &[u64],
+    elsewhere: &[bool],
+    parts: u32,
+) -> Vec<u32> {
+    let total: u64 = times.iter().sum();
+    let (mut instants, mut ended, mut part) = (Vec::new(), 0u64, 0);
+    let mut highest: Option<(u64, usize)> = None;
+    for (at, time) in times.iter().enumerate() {
+        ended += time;
+        // An operator lies in the part in which it ends.
+        let of = u64::from(parts) * (ended - 1) / total.max(1);
+        if of > part {
+            instants.extend(highest.take().map(|highest| id32(highest.1)));
+            part = of;
+        }
+        let bytes = residencies.load.at(2 * at + 1);
+        if !elsewhere[at] && highest.is_none_or(|highest| bytes > highest.0) {
+            highest = Some((bytes, at));
+        }
+    }
+    instants.extend(highest.map(|highest| id32(highest.1)));
+    instants
 }
 
 /// Tensors with the same course.
@@ -291,7 +324,7 @@ impl Job<'_> {
             if lifetime.bytes == 0 || self.waits(lifetime) {
                 continue;
             }
-            let mut updates = self.updates(lifetime);
+            let mut updates = self.elsewhere(lifetime);
             // With several updates it is as if none touched it.
             let update = updates.next().filter(|_| updates.next().is_none());
             let course = match update {

@@ -5,7 +5,7 @@
 //!
 //! # The program
 //!
-//! The instants are the starts of some operators that are no updates; their order is the same in
+//! The instants are the starts of some operators that run in the graph's order; their order is the same in
 //! every plan. An *interval* reaches from one to the next, and the first one from the last instant
 //! of the iteration before. Take any plan and look at one of its iterations. Let wₖ be what
 //! operators wait and recompute in interval k, so that the iteration takes T + Σ wₖ. Then
@@ -22,7 +22,7 @@
 //! before the next use. A byte counts as back from the end of its own copy on, and a plan holds
 //! memory for the whole tensor from the start of the copy on, so the program allows more. A dropped
 //! byte is made again by every operator that wrote the tensor so far, of which each byte that it
-//! writes bears an equal part. A tensor that nothing generates goes round: at the end of the
+//! writes bears an equal part, and by what those need (`needs.rs`). A tensor that nothing generates goes round: at the end of the
 //! iteration its bytes are in the state in which they began.
 //!
 //! With updates that may run later (`late`) an update runs in any interval from its early place
@@ -35,7 +35,7 @@
 //! no memory here, and what it is made from is alive until its maker runs.
 //!
 //! What a plan does is a point of this program, so its least Σ wₖ is a lower bound on the added
-//! time. Left out are addresses, tensors as wholes, and what a recompute needs.
+//! time. Left out are addresses, tensors as wholes, and most of the bytes that a recompute needs.
 //!
 //! # Its dual
 //!
@@ -58,6 +58,7 @@
 mod bundle;
 mod course;
 mod hints;
+mod needs;
 mod path;
 #[cfg(test)]
 mod tests;
@@ -102,6 +103,8 @@ struct Unit {
 /// The job at some instants, and what a plan of it may do.
 #[derive(Debug)]
 struct Relaxation {
+    /// The parts of the iteration of which each has an instant.
+    parts: u32,
     /// The operators of the instants.
     instants: Vec<u32>,
     /// By instant, the MiB that are too much without a plan; negative where there is room.
@@ -158,16 +161,16 @@ impl Relaxation {
         residencies: &Residencies<'_>,
         latencies: &[Latency],
         link: &Link,
-        budget: Bytes,
-        late: bool,
+        rules: Rules,
         parts: u32,
     ) -> Option<Self> {
-        let job = Job::new(residencies, latencies, link, late, parts);
+        let job = Job::new(residencies, latencies, link, rules, parts);
         if job.instants.is_empty() {
             return None;
         }
-        let over = |bytes: u64| (bytes as f64 - budget.0 as f64) / MIB;
+        let over = |bytes: u64| (bytes as f64 - rules.budget.0 as f64) / MIB;
         Some(Self {
+            parts,
             over: job.standing().into_iter().map(over).collect(),
             lengths: job.lengths().into_iter().map(|time| time as f64).collect(),
             total: latencies.iter().map(|l| l.time.0.max(1)).sum::<u64>() as f64,
@@ -289,9 +292,9 @@ impl Relaxation {
 
     /// The best prices that are found from those of another relaxation with fewer instants on, or
     /// the first whose value is `enough` nanoseconds.
-    fn rise(&self, from: Option<(Self, Found)>, enough: f64) -> Found {
+    fn rise(&self, from: Option<&(Self, Found)>, enough: f64) -> Found {
         let start = match from {
-            Some((other, found)) => self.point_of(&other, &found.point),
+            Some((other, found)) => self.point_of(other, &found.point),
             None => vec![0.0; 3 * self.count()],
         };
         bundle::rise(self, start, enough / self.total)
@@ -306,7 +309,8 @@ impl Relaxation {
 }
 
 /// In how many parts of the iteration memory is looked at, one after the other.
-const PARTS: [u32; 4] = [6, 12, 24, 48];
+const PARTS: [u32; 4] = [6, 12, 24, FINEST];
+const FINEST: u32 = 48;
 
 /// Relaxations with larger evaluations are left out.
 const SIZE: usize = 100_000;
@@ -314,13 +318,23 @@ const SIZE: usize = 100_000;
 /// This part of the iteration's time is taken off.
 const SLACK: f64 = 1e-9;
 
+/// What a relaxation takes into account.
+#[derive(Clone, Copy, Debug)]
+struct Rules {
+    budget: Bytes,
+    /// Updates may run later than in the graph.
+    late: bool,
+    /// What recomputes need ([`mod@needs`]).
+    needs: bool,
+}
+
 /// The best prices found with one number of parts after the other, until their value is `enough`
 /// nanoseconds; `None` where all operators are updates.
 fn solved(
     graph: &Graph,
     latencies: &[Latency],
     link: &Link,
-    (budget, late): (Bytes, bool),
+    rules: Rules,
     parts: &[u32],
     enough: f64,
 ) -> Option<(Relaxation, Found)> {
@@ -331,18 +345,18 @@ fn solved(
         if last.as_ref().is_some_and(enough_found) {
             break;
         }
-        let relaxation = Relaxation::new(&residencies, latencies, link, budget, late, parts)?;
+        let relaxation = Relaxation::new(&residencies, latencies, link, rules, parts)?;
         if last.is_some() && relaxation.size() > SIZE {
             break;
         }
-        let found = relaxation.rise(last, enough);
+        let found = relaxation.rise(last.as_ref(), enough);
         last = Some((relaxation, found));
     }
     last
 }
 
 /// A lower bound on what any plan within a budget adds to the iteration of `graph`. With `late` it
-/// also holds for plans that run updates later than in the graph. The search ends at `enough`.
+/// also holds for plans that run updates, and make their gradients, later than in the graph. The search ends at `enough`.
 #[must_use]
 pub fn added(
     graph: &Graph,
@@ -352,9 +366,22 @@ pub fn added(
     late: bool,
     enough: Nanos,
 ) -> Nanos {
-    let solved = solved(graph, latencies, link, (budget, late), &PARTS, enough.0 as f64);
-    let value = |(of, found): (Relaxation, Found)| (found.value - SLACK) * of.total;
-    let best = solved.map_or(0.0, value).max(0.0);
+    let (rules, enough) = (Rules { budget, late, needs: false }, enough.0 as f64);
+    let Some(solved) = solved(graph, latencies, link, rules, &PARTS, enough) else {
+        return Nanos::ZERO;
+    };
+    let (of, found) = &solved;
+    let mut value = found.value;
+    if value * of.total < enough {
+        // What recomputes need seldom matters to prices, so the best ones are near.
+        let residencies = Residencies::new(graph);
+        let rules = Rules { needs: true, ..rules };
+        let more = Relaxation::new(&residencies, latencies, link, rules, of.parts);
+        let more = more.filter(|more| more.size() <= SIZE);
+        let risen = more.map(|more| more.rise(Some(&solved), enough).value);
+        value = risen.unwrap_or(value).max(value);
+    }
+    let best = ((value - SLACK) * of.total).max(0.0);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
