@@ -356,7 +356,8 @@ fn solved(
 }
 
 /// A lower bound on what any plan within a budget adds to the iteration of `graph`. With `late` it
-/// also holds for plans that run updates, and make their gradients, later than in the graph. The search ends at `enough`.
+/// also holds for plans that run updates, and make their gradients, later than in the graph. The
+/// search ends at `enough`.
 #[must_use]
 pub fn added(
     graph: &Graph,

@@ -114,8 +114,8 @@ impl Needs {
                 *bearer = Some(tensor);
             }
         }
-        // From the last on: by tensor, the size of those that bear its time; by operator, its inputs
-        // that pass, and how many read them.
+        // From the last on: by tensor, the size of those that bear its time; by operator, its
+        // inputs that pass, and how many read them.
         let mut borne: Vec<Size> = (0..tensors).map(|t| job.size(TensorId::of(t))).collect();
         let mut inputs: Vec<Vec<(TensorId, u64)>> = vec![Vec::new(); count];
         makers.sort_unstable_by_key(|&(maker, tensor)| (Reverse(maker), tensor));
