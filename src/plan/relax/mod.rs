@@ -5,7 +5,7 @@
 //!
 //! # The program
 //!
-//! The instants are the starts of some operators that run in the graph's order; their order is the same in
+//! The instants are the starts of some operators that run in the graph's order, which is the same in
 //! every plan. An *interval* reaches from one to the next, and the first one from the last instant
 //! of the iteration before. Take any plan and look at one of its iterations. Let wₖ be what
 //! operators wait and recompute in interval k, so that the iteration takes T + Σ wₖ. Then
