@@ -58,12 +58,13 @@
 //! the job with each update as early as its dependences allow, and only at operators that run where
 //! the framework has them. During those no order has fewer tensors alive: in no order does a
 //! gradient die earlier, gradients that may be made late are not counted, and a later maker only
-//! keeps its inputs alive longer. Windows are as long as in the order that makes them longest. A use by an operator
-//! that may run elsewhere may be as late as the end of the next iteration, and the last write by
-//! one as early as the start of the iteration before. Any other window grows by the operators that
-//! may fall into it: those before the operator that is looked at, or all where it goes round the
-//! end. What an update touches may leave in pieces, so its own copy need not fit its window; nor
-//! need its states fit beside each other, so the floor counts its parameter and gradient alone.
+//! keeps its inputs alive longer. Windows are as long as in the order that makes them longest. A
+//! use by an operator that may run elsewhere may be as late as the end of the next iteration, and
+//! the last write by one as early as the start of the iteration before. Any other window grows by
+//! the operators that may fall into it: those before the operator that is looked at, or all where
+//! it goes round the end. What an update touches may leave in pieces, so its own copy need not fit
+//! its window; nor need its states fit beside each other, so the floor counts its parameter and
+//! gradient alone.
 //!
 //! Cost: O(tensors · log) for each operator that is tried, and a few dozen times that for a bound
 //! on time.

@@ -14,8 +14,8 @@ use super::graph::Operator;
 const OTHER: &str = "optimizer::";
 
 /// Whether an operator is an optimizer's update: one of [`RULES`], or the recorded step of another
-/// class. It draws no random numbers and generates no tensor. It may run as soon as what it reads is
-/// final.
+/// class. It draws no random numbers and generates no tensor. It may run as soon as what it reads
+/// is final.
 #[must_use]
 pub fn is_update(operator: &Operator) -> bool {
     (operator.kind.starts_with(OTHER) || Rule::of_kind(&operator.kind).is_some())

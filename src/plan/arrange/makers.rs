@@ -8,8 +8,8 @@
 //!
 //! The makers of an update's gradient are a chain: each writes one tensor that only the next one
 //! reads, and the last writes the gradient, which only the update reads. For mixed precision these
-//! are the product and the conversion after it. Bounds hold for plans that run them at any time from their place in the framework's
-//! order on ([`crate::bound`]).
+//! are the product and the conversion after it. Bounds hold for plans that run them at any time
+//! from their place in the framework's order on ([`crate::bound`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -5,9 +5,9 @@
 //!
 //! # The program
 //!
-//! The instants are the starts of some operators that run in the graph's order, which is the same in
-//! every plan. An *interval* reaches from one to the next, and the first one from the last instant
-//! of the iteration before. Take any plan and look at one of its iterations. Let wₖ be what
+//! The instants are the starts of some operators that run in the graph's order, which is the same
+//! in every plan. An *interval* reaches from one to the next, and the first one from the last
+//! instant of the iteration before. Take any plan and look at one of its iterations. Let wₖ be what
 //! operators wait and recompute in interval k, so that the iteration takes T + Σ wₖ. Then
 //! 1. *Memory*: at instant k, what is resident without a plan, less what is away, is within the
 //!    budget.
@@ -22,8 +22,8 @@
 //! before the next use. A byte counts as back from the end of its own copy on, and a plan holds
 //! memory for the whole tensor from the start of the copy on, so the program allows more. A dropped
 //! byte is made again by every operator that wrote the tensor so far, of which each byte that it
-//! writes bears an equal part, and by what those need (`needs.rs`). A tensor that nothing generates goes round: at the end of the
-//! iteration its bytes are in the state in which they began.
+//! writes bears an equal part, and by what those need (`needs.rs`). A tensor that nothing generates
+//! goes round: at the end of the iteration its bytes are in the state in which they began.
 //!
 //! With updates that may run later (`late`) an update runs in any interval from its early place
 //! on, within its iteration and before the next use of what it writes. Its time counts in the

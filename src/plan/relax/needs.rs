@@ -137,8 +137,8 @@ impl Needs {
             borne[tensor.index()] = all;
         }
         let mut needs = Self { times: vec![0; count], bears, begins: (0..id32(count)).collect() };
-        for at in 0..count {
-            for &(tensor, parts) in &inputs[at] {
+        for (at, inputs) in inputs.iter().enumerate() {
+            for &(tensor, parts) in inputs {
                 let Some(maker) = job.maker(tensor) else { continue };
                 let time = needs.to_make(job, tensor, maker as usize);
                 needs.times[at] += time / parts;
