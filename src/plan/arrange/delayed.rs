@@ -6,7 +6,7 @@
 //! take most memory, so its states come and go while all else waits. Some way into the backward
 //! they come beside operators that take long, and there is room. So there they run as a whole, or
 //! in pieces that are spread over the backward. Where the gradient is far larger than what it is
-//! made from, it is made late too ([`super::makers`]), so that the memory it takes is free until
+//! made from, it is made late too ([`super::makers`]), so that it takes no memory until
 //! then.
 
 use std::collections::BTreeMap;

@@ -5,6 +5,7 @@ use super::{Memory, PARTS, Rules, solved};
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::Graph;
+use crate::residency::Residencies;
 use crate::units::Bytes;
 
 /// How much of a tensor is away over the link, and how much is dropped, at the instant at which
@@ -32,7 +33,8 @@ const LEVELS: usize = PARTS.len() - 1;
 pub fn hints(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -> Vec<Hint> {
     // With what recomputes need, four of eleven plans were slower and two quicker.
     let rules = Rules { budget, late: false, needs: false };
-    let solved = solved(graph, latencies, link, rules, &PARTS[..LEVELS], f64::INFINITY);
+    let residencies = Residencies::new(graph);
+    let solved = solved(&residencies, latencies, link, rules, &PARTS[..LEVELS], f64::INFINITY);
     let mut hints = vec![Hint::default(); graph.tensors.len()];
     let Some((relaxation, found)) = solved else { return hints };
     let groups = &relaxation.alike.groups;

@@ -331,21 +331,20 @@ struct Rules {
 /// The best prices found with one number of parts after the other, until their value is `enough`
 /// nanoseconds; `None` where all operators are updates.
 fn solved(
-    graph: &Graph,
+    residencies: &Residencies<'_>,
     latencies: &[Latency],
     link: &Link,
     rules: Rules,
     parts: &[u32],
     enough: f64,
 ) -> Option<(Relaxation, Found)> {
-    let residencies = Residencies::new(graph);
     let mut last: Option<(Relaxation, Found)> = None;
     for &parts in parts {
         let enough_found = |(of, found): &(Relaxation, Found)| found.value * of.total >= enough;
         if last.as_ref().is_some_and(enough_found) {
             break;
         }
-        let relaxation = Relaxation::new(&residencies, latencies, link, rules, parts)?;
+        let relaxation = Relaxation::new(residencies, latencies, link, rules, parts)?;
         if last.is_some() && relaxation.size() > SIZE {
             break;
         }
@@ -368,14 +367,14 @@ pub fn added(
     enough: Nanos,
 ) -> Nanos {
     let (rules, enough) = (Rules { budget, late, needs: false }, enough.0 as f64);
-    let Some(solved) = solved(graph, latencies, link, rules, &PARTS, enough) else {
+    let residencies = Residencies::new(graph);
+    let Some(solved) = solved(&residencies, latencies, link, rules, &PARTS, enough) else {
         return Nanos::ZERO;
     };
     let (of, found) = &solved;
     let mut value = found.value;
     if value * of.total < enough {
         // What recomputes need seldom matters to prices, so the best ones are near.
-        let residencies = Residencies::new(graph);
         let rules = Rules { needs: true, ..rules };
         let more = Relaxation::new(&residencies, latencies, link, rules, of.parts);
         let more = more.filter(|more| more.size() <= SIZE);

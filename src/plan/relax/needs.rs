@@ -80,9 +80,8 @@ impl Job<'_> {
         (alone && lifetime.writes[0] == first && !self.late[first as usize]).then_some(first)
     }
 
-    /// The operators that read a tensor, if that passes.
-    fn readers(&self, tensor: TensorId) -> Vec<u32> {
-        let Some(maker) = self.maker(tensor) else { return Vec::new() };
+    /// The operators that read what an operator alone writes, if that passes.
+    fn readers(&self, tensor: TensorId, maker: u32) -> Vec<u32> {
         let uses = &self.residencies.lifetime(tensor).uses;
         let readers: Vec<u32> = uses.iter().map(|slot| slot / 2).filter(|at| *at > maker).collect();
         let last = readers.last().copied().unwrap_or(maker);
@@ -115,12 +114,12 @@ impl Needs {
             }
         }
         // From the last on: by tensor, the size of those that bear its time; by operator, its
-        // inputs that pass, and how many read them.
+        // inputs that pass, what makes them, and how many read them.
         let mut borne: Vec<Size> = (0..tensors).map(|t| job.size(TensorId::of(t))).collect();
-        let mut inputs: Vec<Vec<(TensorId, u64)>> = vec![Vec::new(); count];
+        let mut inputs: Vec<Vec<(TensorId, usize, u64)>> = vec![Vec::new(); count];
         makers.sort_unstable_by_key(|&(maker, tensor)| (Reverse(maker), tensor));
-        for &(_, tensor) in &makers {
-            let readers = job.readers(tensor);
+        for &(maker, tensor) in &makers {
+            let readers = job.readers(tensor, maker);
             let Some(&last) = readers.last() else { continue };
             let most = job.size(tensor);
             let mut all = NONE;
@@ -131,18 +130,16 @@ impl Needs {
                 let fits = both.iter().zip(&most).all(|(both, most)| both <= most);
                 if more != NONE && fits && job.instants_in(reader, last).is_empty() {
                     all = both;
-                    inputs[reader as usize].push((tensor, readers.len() as u64));
+                    inputs[reader as usize].push((tensor, maker as usize, readers.len() as u64));
                 }
             }
             borne[tensor.index()] = all;
         }
         let mut needs = Self { times: vec![0; count], bears, begins: (0..id32(count)).collect() };
         for (at, inputs) in inputs.iter().enumerate() {
-            for &(tensor, parts) in inputs {
-                let Some(maker) = job.maker(tensor) else { continue };
-                let time = needs.to_make(job, tensor, maker as usize);
-                needs.times[at] += time / parts;
-                needs.begins[at] = needs.begins[at].min(needs.begins[maker as usize]);
+            for &(tensor, maker, parts) in inputs {
+                needs.times[at] += needs.to_make(job, tensor, maker) / parts;
+                needs.begins[at] = needs.begins[at].min(needs.begins[maker]);
             }
         }
         needs

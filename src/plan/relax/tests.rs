@@ -175,16 +175,12 @@ fn a_gradient_lives_until_its_update_runs() {
 }
 
 fn relaxations(late: bool, parts: &[u32]) -> Vec<Relaxation> {
-    relaxations_of("resnet18-adam", Rules { budget: Bytes::ZERO, late, needs: false }, parts)
-}
-
-/// Of a job in the fixtures, at half its peak.
-fn relaxations_of(name: &str, rules: Rules, parts: &[u32]) -> Vec<Relaxation> {
-    let trace = format!("{}/../../fixtures/{name}.et.json.gz", env!("CARGO_MANIFEST_DIR"));
-    let graph = chakra::import(Path::new(&trace), &chakra::Options::default()).unwrap().graph;
+    let trace =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
+    let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
     let device = builtin::find("rtx4090").unwrap();
     let times = latencies(&graph, &device, None);
-    let rules = Rules { budget: Bytes(Liveness::of(&graph).peak.0 / 2), ..rules };
+    let rules = Rules { budget: Bytes(Liveness::of(&graph).peak.0 / 2), late, needs: false };
     let (graph, times) = early_job(&graph, &times);
     let residencies = Residencies::new(&graph);
     let new = |parts: &u32| Relaxation::new(&residencies, &times, &device.link, rules, *parts);
