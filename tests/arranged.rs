@@ -174,6 +174,25 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
     (arrangement, refused)
 }
 
+/// What must hold does not depend on how long the planner looks: it seldom looks as long as usual.
+fn options(random: &mut Random) -> Options {
+    if random.once_in(40) {
+        return Options::default();
+    }
+    let mut on = || random.once_in(20);
+    Options {
+        stream: on(),
+        linger: on(),
+        apart: on(),
+        twice: on(),
+        guide: on(),
+        polish: on(),
+        effort: 0,
+        portfolio: false,
+        ..Options::default()
+    }
+}
+
 fn settings() -> Settings {
     Settings {
         iterations: 2,
@@ -236,9 +255,7 @@ fn moved_and_split_operators_compute_the_same() {
         let candidate = Candidate::new(&request, &arrangement)
             .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
         let budget = Bytes(arena.0 * random.between(60, 110) as u64 / 100);
-        // What must hold does not depend on how long the planner looks.
-        let effort = if random.once_in(8) { Options::default().effort } else { 0 };
-        let method = Method::Neap(Options { effort, portfolio: effort > 0, ..Options::default() });
+        let method = Method::Neap(options(&mut random));
         let asked = Request { budget, method, ..candidate.request(&request) };
         let planned = match plan::make(&asked) {
             Ok(planned) => planned,
