@@ -46,11 +46,16 @@ def slow(neap: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
-    """Tests' tensors are small, and all of them may be moved, in small pieces."""
-    from neap.torch import _states, _world
+    """Tests' tensors are small, and all of them may be moved, in small pieces.
+
+    Plans are made without the planner's longest searches: what must hold does not depend on them.
+    """
+    from neap.torch import _planning, _states, _world
 
     monkeypatch.setattr(_world, "SMALLEST", 1)
     monkeypatch.setattr(_states, "PIECE", 8)
+    quick = ["--no-guide", "--no-polish", "--no-twice"]
+    monkeypatch.setattr(_planning, "_AS_LISTED", [*_planning._AS_LISTED, *quick])
     monkeypatch.setenv("NEAP", neap)
     torch.set_num_threads(1)
 
