@@ -155,7 +155,7 @@ fn queues(residencies: &Residencies<'_>, slots: usize) -> [Queue; 2] {
         let bytes = residencies.graph.tensor(tensor).bytes;
         let of = (tensor, gap);
         if !residencies.clean(tensor, gap) {
-            let rank = (w.out_place, w.starts.0, tensor.0);
+            let rank = (residencies.out_place(tensor, gap, &w), w.starts.0, tensor.0);
             outs.push(Item { rank, bound: w.out_until, bytes, of });
         }
         let (_, b, _) = residencies.ends(tensor, gap);

@@ -38,9 +38,10 @@ pub fn events(residencies: &Residencies<'_>) -> Emitted {
                 if residencies.clean(tensor, gap) {
                     ranked.push((leaves, release, None));
                 } else {
-                    let late = if swap.out_place == place { late } else { 0 };
-                    let rank = (swap.out_place, late, swap.starts.0, tensor.0);
-                    let event = Event::SwapOut { tensor, trigger: at(swap.out_place) };
+                    let from = residencies.out_place(tensor, gap, &swap);
+                    let late = if from == place { late } else { 0 };
+                    let rank = (from, late, swap.starts.0, tensor.0);
+                    let event = Event::SwapOut { tensor, trigger: at(from) };
                     ranked.push((rank, event, Some(OpId(swap.out_until.saturating_sub(1) / 2))));
                 }
                 let place = swap.back_from / 2;

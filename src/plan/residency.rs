@@ -303,6 +303,37 @@ impl<'a> Residencies<'a> {
         Swap { out_until: a, back_from, out_place, starts: (0, 0), passive: false }
     }
 
+    /// The first place at which a swap of this gap may begin to copy the tensor out: steps may
+    /// still read it then, but none writes it any more. Not for what leaves without a copy.
+    #[must_use]
+    pub fn leaves_from(&self, tensor: TensorId, gap: usize) -> u32 {
+        let lifetime = self.lifetime(tensor);
+        let written = |of: u32| of % 2 == 1 && lifetime.writes.binary_search(&(of / 2)).is_ok();
+        let mut first = gap;
+        while !written(lifetime.uses[first]) {
+            match first.checked_sub(1) {
+                Some(before) if lifetime.gaps[before] == Gap::Keep => first = before,
+                // It is there from the start of the iteration.
+                None if lifetime.gaps[lifetime.gaps.len() - 1] == Gap::Keep => return 0,
+                _ => break,
+            }
+        }
+        let (from, until) = (lifetime.uses[first], lifetime.uses[gap]);
+        if first == gap { until.div_ceil(2) } else { from / 2 + 1 }
+    }
+
+    /// The place at which a swapped tensor begins to leave: choices made since may have cut off
+    /// what was before its last use.
+    #[must_use]
+    pub fn out_place(&self, tensor: TensorId, gap: usize, swap: &Swap) -> u32 {
+        let last = self.lifetime(tensor).uses[gap].div_ceil(2);
+        if swap.out_place >= last {
+            swap.out_place
+        } else {
+            swap.out_place.max(self.leaves_from(tensor, gap))
+        }
+    }
+
     /// Whether deciding `decision` frees bytes in `slot`.
     #[must_use]
     pub fn relieves(&self, tensor: TensorId, gap: usize, decision: Gap, slot: usize) -> bool {

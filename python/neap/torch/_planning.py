@@ -41,8 +41,10 @@ _HALVINGS = 2
 """How often a piece of the step is halved, in bytes of states, where the budget asks for it."""
 _PRUNED = 2
 """How many of the last ranges are left out on trial."""
-_AS_LISTED = ["--no-reorder", "--no-split"]
-"""A script runs its operators in its own order, and each of them as a whole."""
+_AS_LISTED = ["--no-reorder", "--no-split", "--no-early"]
+"""A script runs its operators in its own order, each of them as a whole, and may write to a tensor
+up to its last use.
+"""
 
 _LARGER = ["--min-swap", "2MiB"]
 """Small tensors move only where nothing else helps."""

@@ -329,7 +329,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
         // The slot lies in the next iteration, before the tensor comes back.
         let after_end = round && slot < b;
         let wanted = self.setting.clock.slot(b);
-        let leaves = self.setting.clock.place(tight.out_place);
+        let first = self.leaves_from(tensor, gap, tight.out_place);
+        let leaves = self.setting.clock.place(first);
         let (peak_start, peak_end) =
             (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
         let deadline = if after_end { self.setting.clock.total } else { peak_start };
@@ -359,7 +360,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 self.setting.clock.slot_before(gone, tight.out_until)
             },
             back_from: (2 * self.setting.clock.place_by(back.start)).min(tight.back_from),
-            out_place: self.setting.clock.place_by(out_at).max(tight.out_place),
+            out_place: self.setting.clock.place_by(out_at).max(first),
             starts: (out_at, back.start),
             passive: false,
         };
@@ -373,6 +374,12 @@ impl<'a, 'o> Chooser<'a, 'o> {
         self.book(Direction::H2d, (tensor, b), windows[1], back);
         self.swap(tensor, gap, swap, Some(windows));
         true
+    }
+
+    /// The first place at which a tensor's copy out may begin, where that is after its use at the
+    /// latest.
+    fn leaves_from(&self, tensor: TensorId, gap: usize, latest: u32) -> u32 {
+        if self.setting.variant.early { self.residencies.leaves_from(tensor, gap) } else { latest }
     }
 
     fn swap(&mut self, tensor: TensorId, gap: usize, swap: Swap, windows: Option<[Window; 2]>) {

@@ -398,7 +398,9 @@ impl<'a, 'o> Search<'a, 'o> {
             loop {
                 // Without the switch it is the same again.
                 let same = |of: &Variant| {
-                    of.extend && !self.options.extend || of.shift && !self.options.shift
+                    of.extend && !self.options.extend
+                        || of.shift && !self.options.shift
+                        || of.early && !self.options.early
                 };
                 let next: Vec<(usize, Variant)> = best
                     .variant

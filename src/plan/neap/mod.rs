@@ -111,6 +111,8 @@ pub struct Options {
     pub ahead: bool,
     /// Copies make room on the link for others ([`Variant::shift`]).
     pub shift: bool,
+    /// Some plans copy tensors out before their last use ([`Variant::early`]).
+    pub early: bool,
     /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
     pub polish: bool,
     /// Change two choices of the plan at once too, where single ones are changed for a framework's
@@ -183,6 +185,7 @@ impl Default for Options {
             guide: true,
             ahead: true,
             shift: true,
+            early: true,
             polish: true,
             pairs: true,
             random: true,
@@ -223,6 +226,9 @@ pub struct Variant {
     /// Where the link is free for too short a time, copies that were chosen before run at other
     /// instants ([`choose`]).
     pub shift: bool,
+    /// Where the link is free, tensors are copied out before their last use, as soon as nothing
+    /// writes them any more.
+    pub early: bool,
 }
 
 impl Variant {
@@ -238,10 +244,11 @@ impl Variant {
         linger: 0,
         ahead: false,
         shift: false,
+        early: false,
     };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.
-    fn neighbours(self) -> [Self; 12] {
+    fn neighbours(self) -> [Self; 13] {
         let by = |slack, recomputed| Self { slack, recomputed, ..self };
         [
             Self { extend: !self.extend, ..self },
@@ -256,6 +263,7 @@ impl Variant {
             by(self.slack, 50),
             by(self.slack, 150),
             Self { shift: !self.shift, ..self },
+            Self { early: !self.early, ..self },
         ]
     }
 

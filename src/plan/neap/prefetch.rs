@@ -73,6 +73,10 @@ pub fn fit(
             continue;
         }
         // None leaves before one that stands before it in the queue.
+        if variant.early {
+            let first = residencies.leaves_from(tensor, gap);
+            w.out_place = clock.place_by(free).clamp(first, w.out_place);
+        }
         place = w.out_place.max(place);
         w.out_place = place;
         w.starts.0 = clock.place(place).max(free);

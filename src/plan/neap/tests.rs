@@ -138,6 +138,63 @@ fn what_nothing_generates_leaves_before_a_large_tensor_that_can_lie_at_its_addre
 }
 
 #[test]
+fn a_copy_out_may_begin_once_nothing_writes_the_tensor_and_it_is_there() {
+    let (graph, tensor) = (graph(), TensorId::of(0));
+    // Operators 0, 4, 8 and 20 use it.
+    let from = |long_lived: bool, write: Option<u32>, before: [Gap; 2], last: Gap| {
+        let mut residencies = Residencies::new(&graph);
+        let lifetime = &mut residencies.lifetimes[tensor.index()];
+        let gaps = [before[0], before[1], Gap::Keep, last];
+        lifetime.uses = Arc::new(vec![1, 9, 17, 41]);
+        lifetime.gaps = Arc::new(gaps[..3 + usize::from(long_lived)].to_vec());
+        lifetime.writes = Arc::new(write.into_iter().collect());
+        lifetime.long_lived = long_lived;
+        residencies.leaves_from(tensor, 2)
+    };
+    let (keep, kept) = (Gap::Keep, [Gap::Keep; 2]);
+    // From the end of the operator that writes it last.
+    let places = [0, 4, 8].map(|write| from(false, Some(write), kept, keep));
+    assert_eq!(places, [1, 5, 9]);
+    // A recompute is a write too, and what comes back over the link is there for its next use.
+    assert_eq!(from(false, Some(0), [keep, Gap::Recompute], keep), 9);
+    assert_eq!(from(false, Some(0), [Gap::Recompute, keep], keep), 5);
+    // What is there at the start of the iteration may leave from then on.
+    assert_eq!(from(true, None, kept, keep), 0);
+    assert_eq!(from(true, Some(20), kept, Gap::Recompute), 1);
+}
+
+#[test]
+fn copies_out_begin_early_where_the_link_is_free() {
+    let (graph, tensor) = (graph(), TensorId::of(0));
+    // A copy takes about three operators. Operators 0, 4 and 20 use the tensor.
+    let latency = Latency { time: Nanos(400_000), source: Source::Graph };
+    let latencies = vec![latency; 2 * LAYERS];
+    let nominal = clock::Clock::nominal(&latencies);
+    let left = |early, cut_off| {
+        let mut residencies = Residencies::new(&graph);
+        let lifetime = &mut residencies.lifetimes[tensor.index()];
+        lifetime.uses = Arc::new(vec![1, 9, 41]);
+        lifetime.gaps = Arc::new(vec![Gap::Keep; 2]);
+        lifetime.writes = Arc::new(vec![0]);
+        lifetime.long_lived = false;
+        let tight = residencies.tightest(tensor, 1);
+        residencies.decide(tensor, 1, Gap::Swap(tight));
+        let variant = Variant { early, ..Variant::FIRST };
+        prefetch::fit(&mut residencies, &nominal, &LINK, 24 * SIZE, variant, Apart::No);
+        if cut_off {
+            residencies.decide(tensor, 0, Gap::Recompute);
+        }
+        let Gap::Swap(swap) = residencies.gap(tensor, 1) else { panic!("it is swapped") };
+        (residencies.out_place(tensor, 1, &swap), swap.out_until)
+    };
+    assert_eq!(left(false, false), (5, 15));
+    // The copy ends during operator 3; the tensor stays for operator 4.
+    assert_eq!(left(true, false), (1, 9));
+    // What is dropped before that use is not there until then.
+    assert_eq!(left(true, true).0, 5);
+}
+
+#[test]
 fn what_was_copied_out_ahead_leaves_without_a_copy() {
     let (graph, options, parameter) = (graph(), Options::default(), TensorId::of(0));
     let latency = Latency { time: Nanos(400_000), source: Source::Graph };

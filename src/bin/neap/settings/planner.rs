@@ -87,6 +87,9 @@ pub struct Switches {
     /// neap: Never let copies run at other instants to make room on the link for one more.
     #[arg(long)]
     no_shift: bool,
+    /// neap: Never begin to copy a tensor out before its last use.
+    #[arg(long)]
+    no_early: bool,
     /// neap: Never change single choices of a plan that is slower than the unplanned job.
     #[arg(long)]
     no_polish: bool,

@@ -70,7 +70,8 @@ impl Chooser<'_, '_> {
         match direction {
             Direction::D2h => {
                 let tight = self.residencies.tightest(tensor, gap);
-                let leaves = self.setting.clock.place(tight.out_place);
+                let first = self.leaves_from(tensor, gap, tight.out_place);
+                let leaves = self.setting.clock.place(first);
                 swap.starts.0 == at.0 && leaves == window.0
             }
             Direction::H2d => swap.starts.1 == at.0,
@@ -87,7 +88,11 @@ impl Chooser<'_, '_> {
             let swap = match direction {
                 Direction::D2h => Swap {
                     out_until: clock.slot_before(start + length, tight.out_until),
-                    out_place: clock.place_by(start).max(tight.out_place),
+                    out_place: clock.place_by(start).max(self.leaves_from(
+                        tensor,
+                        gap,
+                        tight.out_place,
+                    )),
                     starts: (start, swap.starts.1),
                     ..swap
                 },

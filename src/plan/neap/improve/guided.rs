@@ -16,7 +16,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::polish::Choice;
 use super::{Chosen, Found, OPERATORS, Search, share};
-use crate::neap::{Rule, Variant};
+use crate::neap::{Options, Rule, Variant};
 use crate::parallel::in_parallel;
 use crate::relax::Hint;
 
@@ -58,16 +58,22 @@ impl<'a> Search<'a, '_> {
         let ahead = if self.options.ahead { draws / 2 } else { 0 };
         self.best_of(best, &mut tried, 0..draws + ahead, &|draw, _| {
             let (variant, rules) = drawn(draw + set * SET, center, hints, none);
-            (Variant { ahead: draw >= draws, shift: self.options.shift, ..variant }, rules)
+            (self.own(Variant { ahead: draw >= draws, ..variant }, draw), rules)
         });
         for round in 0..effort(ROUNDS) {
             let first = set * SET + CHANGES + round * ROUND;
             self.best_of(best, &mut tried, first..first + ROUND, &|draw, best| {
                 let (variant, rules) = drawn(draw, best.variant, hints, none);
-                let new = (Variant { shift: self.options.shift, ..variant }, rules);
+                let new = (self.own(variant, draw), rules);
                 changed(draw, (best.variant, &best.rules), new)
             });
         }
+    }
+
+    /// A draw's parameters: copies of each make room for others, of every other one begin early.
+    fn own(&self, variant: Variant, draw: u64) -> Variant {
+        let Options { shift, early, .. } = *self.options;
+        Variant { shift, early: early && !draw.is_multiple_of(2), ..variant }
     }
 
     /// Keeps the best of what comes of these draws. A start that was tried before, or whose choices

@@ -66,7 +66,7 @@ impl Choice {
     pub fn swap(&self, residencies: &Residencies<'_>, gap: usize, swap: Swap) -> Swap {
         let tight = residencies.tightest(self.tensor, gap);
         let same = swap.out_until >= tight.out_until
-            && swap.out_place >= tight.out_place
+            && swap.out_place >= residencies.leaves_from(self.tensor, gap)
             && swap.back_from <= tight.back_from;
         if same { swap } else { Swap { starts: swap.starts, ..tight } }
     }
