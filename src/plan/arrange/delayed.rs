@@ -9,6 +9,7 @@
 //! made from, it is made late too ([`super::makers`]), so that it takes no memory until
 //! then.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::{Candidate, PIECE, early, makers, pieces};
@@ -85,29 +86,34 @@ const MADE_LATE: [Way; 6] = [
 /// backward in several ways; none where no update has a large part.
 pub(super) fn candidates(request: &Request<'_>) -> impl Iterator<Item = Candidate> {
     let graph = request.graph;
-    let found = match &request.method {
-        Method::Neap(options) if options.reorder && options.delay && options.swap => {
-            let pieces = if options.split { pieces(graph, PIECE) } else { Vec::new() };
-            let places = Places::of(graph, request.latencies, LARGE, options.late_gradients);
-            places.filter(|_| graph.origin.is_none()).map(|places| (places, pieces))
+    let mut orders: Vec<Vec<Moved>> = Vec::new();
+    let mut of_pieces = Vec::new();
+    if let Method::Neap(options) = &request.method
+        && options.reorder
+        && options.delay
+        && options.swap
+        && graph.origin.is_none()
+    {
+        if options.split {
+            of_pieces = pieces(graph, PIECE);
         }
-        _ => None,
-    };
-    let arrangements = found.map(|(places, pieces)| {
-        let link = &request.device.link;
-        let late: &[Way] = if places.makers.is_empty() { &[] } else { &MADE_LATE };
         // Where several updates are large, what is best for one need not be for the others.
-        let others = if late.is_empty() || places.large.len() > 1 { &WAYS[..] } else { &[] };
-        let mut orders: Vec<Vec<Moved>> = Vec::new();
-        for &way in late.iter().chain(others) {
-            let order = places.order(graph, &pieces, link, way);
-            let new = |order: &Vec<Moved>| *order != places.order && !orders.contains(order);
-            orders.extend(order.filter(new));
+        for alone in [true, false] {
+            let late = options.late_gradients;
+            let Some(places) = Places::of(graph, request.latencies, LARGE, late, alone) else {
+                break;
+            };
+            let ways = if places.makers.is_empty() { &WAYS } else { &MADE_LATE };
+            for &way in ways {
+                let order = places.order(graph, &of_pieces, &request.device.link, way);
+                let new = |order: &Vec<Moved>| *order != places.order && !orders.contains(order);
+                orders.extend(order.filter(new));
+            }
         }
-        orders.into_iter().map(move |order| Arrangement { order, pieces: pieces.clone() })
-    });
-    let arrangements = arrangements.into_iter().flatten();
-    arrangements.filter_map(|arrangement| Candidate::new(request, &arrangement))
+    }
+    orders.into_iter().filter_map(move |order| {
+        Candidate::new(request, &Arrangement { order, pieces: of_pieces.clone() })
+    })
 }
 
 /// Where updates run: each as early as it may, but for those that wait.
@@ -124,8 +130,15 @@ struct Places {
 }
 
 impl Places {
-    /// `None` where no update is large. With `late` gradients wait where they may.
-    fn of(graph: &Graph, latencies: &[Latency], large: u64, late: bool) -> Option<Self> {
+    /// `None` where no update is large. With `late` gradients wait where they may. With `alone` of
+    /// several large updates only the largest one waits, if its gradient does.
+    fn of(
+        graph: &Graph,
+        latencies: &[Latency],
+        large: u64,
+        late: bool,
+        alone: bool,
+    ) -> Option<Self> {
         let all: u64 = (0..graph.operators.len()).map(|at| written(graph, OpId::of(at))).sum();
         let least = (all / large).max(1);
         let order = early(graph);
@@ -134,7 +147,14 @@ impl Places {
         let waits = |id: OpId| states(graph, id) > 0 || makers.contains_key(&id);
         let is_large =
             |moved: &Moved| written(graph, moved.operator) >= least && waits(moved.operator);
-        let large = (0..order.len()).filter(|at| is_large(&order[*at])).collect::<Vec<_>>();
+        let mut large = (0..order.len()).filter(|at| is_large(&order[*at])).collect::<Vec<_>>();
+        let of = |at: &usize| written(graph, order[*at].operator);
+        if alone
+            && let Some(largest) = large.iter().copied().min_by_key(|at| Reverse(of(at)))
+            && makers.contains_key(&order[largest].operator)
+        {
+            large = vec![largest];
+        }
         let first = graph.operators.iter().position(is_update)?;
         let mut starts = vec![0u64];
         for latency in latencies {
@@ -168,18 +188,24 @@ impl Places {
         };
         for (&update, makers) in &self.makers {
             let moves = order.iter().filter(|moved| moved.operator == update);
-            let (alone, whole): (Vec<_>, Vec<_>) = moves.partition(|moved| moved.piece.is_some());
+            let (alone, whole): (Vec<Moved>, Vec<Moved>) =
+                moves.partition(|moved| moved.piece.is_some());
             let of = if alone.is_empty() { whole } else { alone };
-            let places = of.iter().filter_map(|moved: &&Moved| moved.after);
-            let Some(after) = places.min() else { continue };
+            let of = of.into_iter().filter(|moved| moved.after.is_some());
+            let Some(first) = of.min_by_key(|moved| moved.after) else { continue };
             // Nothing runs behind an operator that moves.
             for moved in &mut order {
-                moved.after = moved.after.map(|at| if makers.contains(&at) { after } else { at });
+                let waits = moved.after.is_some_and(|after| makers.contains(&after));
+                moved.after = if waits { first.after } else { moved.after };
             }
-            let waits = |maker: &OpId| Moved { operator: *maker, piece: None, after: Some(after) };
-            if !makers.contains(&after) {
-                order.splice(0..0, makers.iter().map(waits));
+            if first.after.is_some_and(|after| makers.contains(&after)) {
+                continue;
             }
+            // Just before the update, so that of several gradients one is made after another's
+            // update.
+            let at = order.iter().position(|moved| *moved == first).unwrap_or_default();
+            let waits = |maker: &OpId| Moved { operator: *maker, piece: None, after: first.after };
+            order.splice(at..at, makers.iter().map(waits));
         }
         Some(order)
     }
@@ -265,8 +291,8 @@ mod tests {
         let device = crate::device::builtin::find("a6000").unwrap();
         let latencies = crate::device::latency::latencies(&graph, &device, None);
         // The largest update of a ResNet-18 has 21 % of all states.
-        assert!(Places::of(&graph, &latencies, LARGE, true).is_none());
-        let places = Places::of(&graph, &latencies, 8, true).unwrap();
+        assert!(Places::of(&graph, &latencies, LARGE, true, false).is_none());
+        let places = Places::of(&graph, &latencies, 8, true, false).unwrap();
         assert!(places.makers.is_empty());
         let part = 33;
         let waiting = places.waiting(part);
@@ -307,9 +333,30 @@ mod tests {
     }
 
     #[test]
+    fn of_several_gradients_that_wait_one_is_made_after_anothers_update() {
+        let (graph, _) = exact::wide_job(&mut exact::Random(0));
+        let at = |operator, after| Moved {
+            operator: OpId(operator),
+            piece: None,
+            after: Some(OpId(after)),
+        };
+        // Operators 2 and 4 make what 8 and 9 update with; 5 and 6 need none of these.
+        let places = Places {
+            order: vec![at(8, 2), at(9, 4)],
+            large: vec![0, 1],
+            starts: (0..=10).map(|at| at * 1000).collect(),
+            first: 8,
+            makers: BTreeMap::from([(OpId(8), vec![OpId(2)]), (OpId(9), vec![OpId(4)])]),
+        };
+        let link = exact::device().link;
+        let order = places.order(&graph, &[], &link, Way::Whole(100)).unwrap();
+        assert_eq!(order, [at(2, 7), at(8, 7), at(4, 7), at(9, 7)]);
+    }
+
+    #[test]
     fn a_gradient_waits_with_its_update_where_it_is_larger_than_what_it_is_made_from() {
         let (mut waited, mut others, mut lower) = (0, 0, 0);
-        for seed in 0..40 {
+        for (seed, alone) in (0..40).flat_map(|seed| [(seed, false), (seed, true)]) {
             let (mut graph, latencies) = exact::wide_job(&mut exact::Random(seed));
             // What runs between a gradient and its update takes more memory than the update.
             let data = graph.operators.iter_mut().filter(|o| o.name.starts_with("data"));
@@ -317,7 +364,9 @@ mod tests {
             let link = exact::device().link;
             let (early, of_early) = early_job(&graph, &latencies);
             let bounds = Bounds::any_order(&early, &of_early, &link);
-            let Some(places) = Places::of(&graph, &latencies, LARGE, true) else { continue };
+            let places = Places::of(&graph, &latencies, LARGE, true, alone);
+            let Some(places) = places else { continue };
+            assert!(!alone || places.makers.len() < 2, "seed {seed}");
             for way in MADE_LATE {
                 let Some(order) = places.order(&graph, &[], &link, way) else { continue };
                 let made = arrange(&graph, &Arrangement { order, pieces: Vec::new() }).unwrap();
