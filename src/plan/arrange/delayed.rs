@@ -195,8 +195,9 @@ impl Places {
             let Some(first) = of.min_by_key(|moved| moved.after) else { continue };
             // Nothing runs behind an operator that moves.
             for moved in &mut order {
-                let waits = moved.after.is_some_and(|after| makers.contains(&after));
-                moved.after = if waits { first.after } else { moved.after };
+                if moved.after.is_some_and(|after| makers.contains(&after)) {
+                    moved.after = first.after;
+                }
             }
             if first.after.is_some_and(|after| makers.contains(&after)) {
                 continue;

@@ -329,7 +329,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         // The slot lies in the next iteration, before the tensor comes back.
         let after_end = round && slot < b;
         let wanted = self.setting.clock.slot(b);
-        let first = self.leaves_from(tensor, gap, tight.out_place);
+        let first = self.leaves_from(tensor, gap);
         let leaves = self.setting.clock.place(first);
         let (peak_start, peak_end) =
             (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
@@ -376,10 +376,13 @@ impl<'a, 'o> Chooser<'a, 'o> {
         true
     }
 
-    /// The first place at which a tensor's copy out may begin, where that is after its use at the
-    /// latest.
-    fn leaves_from(&self, tensor: TensorId, gap: usize, latest: u32) -> u32 {
-        if self.setting.variant.early { self.residencies.leaves_from(tensor, gap) } else { latest }
+    /// The first place at which this variant may begin to copy a tensor out.
+    fn leaves_from(&self, tensor: TensorId, gap: usize) -> u32 {
+        if self.setting.variant.early {
+            self.residencies.leaves_from(tensor, gap)
+        } else {
+            self.residencies.tightest(tensor, gap).out_place
+        }
     }
 
     fn swap(&mut self, tensor: TensorId, gap: usize, swap: Swap, windows: Option<[Window; 2]>) {

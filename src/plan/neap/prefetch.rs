@@ -72,11 +72,11 @@ pub fn fit(
         if residencies.clean(tensor, gap) {
             continue;
         }
-        // None leaves before one that stands before it in the queue.
         if variant.early {
             let first = residencies.leaves_from(tensor, gap);
             w.out_place = clock.place_by(free).clamp(first, w.out_place);
         }
+        // None leaves before one that stands before it in the queue.
         place = w.out_place.max(place);
         w.out_place = place;
         w.starts.0 = clock.place(place).max(free);

@@ -69,9 +69,7 @@ impl Chooser<'_, '_> {
         let Gap::Swap(swap) = self.residencies.gap(tensor, gap) else { return false };
         match direction {
             Direction::D2h => {
-                let tight = self.residencies.tightest(tensor, gap);
-                let first = self.leaves_from(tensor, gap, tight.out_place);
-                let leaves = self.setting.clock.place(first);
+                let leaves = self.setting.clock.place(self.leaves_from(tensor, gap));
                 swap.starts.0 == at.0 && leaves == window.0
             }
             Direction::H2d => swap.starts.1 == at.0,
@@ -88,11 +86,7 @@ impl Chooser<'_, '_> {
             let swap = match direction {
                 Direction::D2h => Swap {
                     out_until: clock.slot_before(start + length, tight.out_until),
-                    out_place: clock.place_by(start).max(self.leaves_from(
-                        tensor,
-                        gap,
-                        tight.out_place,
-                    )),
+                    out_place: clock.place_by(start).max(self.leaves_from(tensor, gap)),
                     starts: (start, swap.starts.1),
                     ..swap
                 },
