@@ -28,6 +28,7 @@ use super::planner::{Given, Memory};
 use super::{pinned, place};
 pub(super) use first::{First, make_of};
 pub use minimum::{minimum, minimum_for};
+pub(super) use polish::slow;
 pub(crate) use reserve::quicker_for;
 pub(super) use written::on_device;
 pub use written::{unplanned, written};

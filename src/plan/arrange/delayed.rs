@@ -12,7 +12,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Candidate, PIECE, early, makers, pieces};
+use super::{Candidate, early, makers, pieces};
 use crate::budget::Request;
 use crate::contract::Latency;
 use crate::device::Link;
@@ -83,8 +83,9 @@ const MADE_LATE: [Way; 6] = [
 ];
 
 /// The job with its largest updates later than early, and with their pieces spread over the
-/// backward in several ways; none where no update has a large part.
-pub(super) fn candidates(request: &Request<'_>) -> impl Iterator<Item = Candidate> {
+/// backward in several ways; none where no update has a large part. Pieces are of about `piece`
+/// bytes.
+pub(super) fn candidates(request: &Request<'_>, piece: u64) -> impl Iterator<Item = Candidate> {
     let graph = request.graph;
     let mut orders: Vec<Vec<Moved>> = Vec::new();
     let mut of_pieces = Vec::new();
@@ -95,7 +96,7 @@ pub(super) fn candidates(request: &Request<'_>) -> impl Iterator<Item = Candidat
         && graph.origin.is_none()
     {
         if options.split {
-            of_pieces = pieces(graph, PIECE);
+            of_pieces = pieces(graph, piece);
         }
         // Where several updates are large, what is best for one need not be for the others.
         for alone in [true, false] {

@@ -6,7 +6,7 @@
 //! plan to plan, so each is planned at the targets of [`budget::quicker_for`] and polished, and the
 //! quickest plan wins.
 
-use super::{Arranged, Candidate, delayed, early, in_all_orders, pieces};
+use super::{Arranged, Candidate, PIECE, delayed, early, in_all_orders, pieces};
 use crate::budget::{self, PlanError, Request};
 use crate::job::arrange::{Arrangement, Moved, Pieces, splittable};
 use crate::job::{Graph, Operator, Role};
@@ -202,7 +202,7 @@ fn cut(
     if let Some(own) = own.filter(|own| !arrangements.contains(own)) {
         arrangements.insert(mended, own.clone());
     }
-    for Candidate { graph, .. } in delayed::candidates(request) {
+    for Candidate { graph, .. } in delayed::candidates(request, PIECE) {
         let arrangement = graph.origin.map(|origin| origin.arrangement.clone());
         arrangements.extend(arrangement.filter(|waiting| !arrangements.contains(waiting)));
     }

@@ -23,7 +23,7 @@ use crate::units::{Nanos, TensorId};
 /// Where a plan comes from.
 #[derive(Debug)]
 pub(super) struct Basis {
-    target: u64,
+    pub(super) target: u64,
     options: Options,
     warm: Warm,
     /// For which framework's allocator.
@@ -59,7 +59,7 @@ const SLOW: u64 = 64;
 const CALM: u64 = 16;
 
 /// Whether there is enough to gain.
-pub(super) fn slow(planned: &Planned) -> bool {
+pub(crate) fn slow(planned: &Planned) -> bool {
     adds_more(planned, SLOW)
 }
 

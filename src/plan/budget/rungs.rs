@@ -36,6 +36,10 @@ const FINE: u64 = 50;
 const LOOKED_AT: usize = 3;
 const LOOKED_AT_FOR: usize = 1000;
 
+/// So they do where a slow plan is for a target that is lower than the budget by more than this
+/// part of it, because plans for higher targets could not be placed.
+const FELL: u64 = 64;
+
 /// The rungs below a budget, the highest first.
 pub(super) fn below(request: &Request<'_>, budget: Bytes) -> impl Iterator<Item = Bytes> + use<> {
     parts_below(Liveness::of(request.graph.framework()).peak, budget, RUNGS)
@@ -132,6 +136,12 @@ fn on_rung(
     Ok(best)
 }
 
+/// The plan could not be placed for targets near its budget.
+fn fell(planned: &Planned, budget: Bytes) -> bool {
+    let target = planned.basis.as_ref().map(|basis| basis.target);
+    target.is_some_and(|target| target < budget.0 - budget.0 / FELL)
+}
+
 /// The plan or a quicker one for the same budget, if that takes less time than `most`. Where
 /// operators wait long for the link, a greedy choice at a somewhat tighter budget is often the
 /// better one.
@@ -150,10 +160,12 @@ fn improved(
         }
         Ok(())
     };
+    let before =
+        (slow(&best) && !waits(&best) && fell(&best, request.budget)).then(|| best.clone());
     let few = request.graph.operators.len() <= LOOKED_AT_FOR;
     let looked_at = if few { LOOKED_AT } else { 0 };
     for budget in parts_below(liveness.peak, request.budget, FINE).take(looked_at) {
-        if !waits(&best) {
+        if !waits(&best) && before.is_none() {
             break;
         }
         take_quicker(&Request { budget, ..request.clone() }, &mut best)?;
@@ -169,7 +181,12 @@ fn improved(
     if hopeless(&best, polish::MOST, rival) {
         return Ok(best);
     }
-    polish(request, liveness, best)
+    let before = before.filter(|before| best.run.iteration < before.run.iteration);
+    let polished = polish(request, liveness, best)?;
+    let Some(before) = before else { return Ok(polished) };
+    // What is the quicker one before it is polished need not be it afterwards.
+    let other = polish(request, liveness, before)?;
+    Ok(if other.run.iteration < polished.run.iteration { other } else { polished })
 }
 
 /// The quickest of the plans for the budget and for the rungs below it. With the time of another

@@ -86,6 +86,8 @@ pub struct Options {
     pub late_gradients: bool,
     /// Run updates of large states in pieces.
     pub split: bool,
+    /// Where the link takes a large part of the iteration for a piece, also try finer ones.
+    pub finer: bool,
     /// Where operators wait long for the link, stream what one operator alone uses ([`stream`]).
     pub stream: bool,
     /// Where operators wait long, also make a plan in which streamed tensors that are used last
@@ -176,6 +178,7 @@ impl Default for Options {
             delay: true,
             late_gradients: true,
             split: true,
+            finer: true,
             stream: true,
             linger: true,
             lingering: false,

@@ -62,6 +62,9 @@ pub struct Switches {
     /// neap, one job: Keep operators and tensors whole.
     #[arg(long)]
     no_split: bool,
+    /// neap, one job: Never try pieces of less than 32 MiB where the link takes long for one.
+    #[arg(long)]
+    no_finer: bool,
     /// neap: Never choose what is streamed over the link before all else.
     #[arg(long)]
     no_stream: bool,
