@@ -160,7 +160,7 @@ fn early_is_much_lower(request: &Request<'_>) -> bool {
 }
 
 /// The quickest plan in any of the orders. Those with the largest update later come last, where
-/// there is anything to gain, and behind them all with finer pieces.
+/// there is anything to gain, in finer pieces if these are quicker for the early order.
 fn in_all_orders(
     request: &Request<'_>,
     framework: Option<&Framework>,
@@ -191,7 +191,7 @@ fn slow(made: &Result<Arranged, PlanError>) -> bool {
 }
 
 /// The size of finer pieces, a power of two; `None` where the link is quick enough for the usual
-/// ones, or the planner may not use any.
+/// ones, nothing is large enough to be cut finer, or the planner may not do it.
 fn finer(request: &Request<'_>) -> Option<u64> {
     let Method::Neap(options) = &request.method else { return None };
     let link = &request.device.link;
@@ -199,7 +199,9 @@ fn finer(request: &Request<'_>) -> Option<u64> {
     let unplanned: u64 = request.latencies.iter().map(|l| l.time.0).sum();
     let bytes = u128::from(unplanned) * rate / u128::from(LONG * 1_000_000_000);
     let bytes = u64::try_from(bytes).ok().filter(|bytes| *bytes < PIECE)?.max(FINEST);
-    (options.split && options.finer).then_some(1 << bytes.ilog2())
+    let finer = 1 << bytes.ilog2();
+    let may = options.split && options.finer;
+    (may && pieces(request.graph, finer) != pieces(request.graph, PIECE)).then_some(finer)
 }
 
 fn in_two_orders(
@@ -423,32 +425,40 @@ pub fn pieces(graph: &Graph, bytes: u64) -> Vec<Pieces> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::chakra;
     use crate::{exact, neap};
+    use std::path::Path;
 
     #[test]
     fn pieces_are_finer_where_the_link_takes_long_for_one() {
-        let (graph, latencies) = exact::wide_job(&mut exact::Random(0));
+        let trace =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
+        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
         let mut device = exact::device();
-        let size = |milliseconds: u64, options: &neap::Options, device| {
-            let mut latencies = latencies.clone();
-            let others: u64 = latencies[1..].iter().map(|l| l.time.0).sum();
-            latencies[0].time = Nanos(milliseconds * 1_000_000 - others);
-            let request = Request::new(&graph, device, &latencies, Bytes(1 << 30));
+        device.link.h2d_contended = 20_000_000_000;
+        device.link.d2h_contended = 25_000_000_000;
+        let size = |graph: &Graph, milliseconds: u64, options: &neap::Options| {
+            let mut latencies = crate::device::latency::latencies(graph, &device, None);
+            latencies.iter_mut().for_each(|latency| latency.time = Nanos(0));
+            latencies[0].time = Nanos(milliseconds * 1_000_000);
+            let request = Request::new(graph, &device, &latencies, Bytes(1 << 30));
             finer(&Request { method: Method::Neap(options.clone()), ..request })
         };
         let usual = neap::Options::default();
-        device.link.h2d_contended = 20_000_000_000;
-        device.link.d2h_contended = 25_000_000_000;
-        // A 24th of 10 ms is enough for 8.3 MB, of 20 ms for 16.7 MB, and of 50 ms for 41.7 MB.
-        assert_eq!(size(10, &usual, &device), Some(4 << 20));
-        assert_eq!(size(20, &usual, &device), Some(8 << 20));
-        assert_eq!(size(50, &usual, &device), None);
-        assert_eq!(size(1, &usual, &device), Some(FINEST));
+        // In a 24th of 10 ms the link carries 8.3 MB, of 20 ms 16.7 MB, of 50 ms 41.7 MB.
+        assert_eq!(size(&graph, 10, &usual), Some(4 << 20));
+        assert_eq!(size(&graph, 20, &usual), Some(8 << 20));
+        assert_eq!(size(&graph, 50, &usual), None);
+        assert_eq!(size(&graph, 1, &usual), Some(FINEST));
+        // The largest state has 9 MiB.
+        assert_eq!(size(&graph, 39, &usual), None);
         for options in [
             neap::Options { finer: false, ..usual.clone() },
             neap::Options { split: false, ..usual.clone() },
         ] {
-            assert_eq!(size(10, &options, &device), None);
+            assert_eq!(size(&graph, 10, &options), None);
         }
+        let (small, _) = exact::wide_job(&mut exact::Random(0));
+        assert_eq!(size(&small, 10, &usual), None);
     }
 }
