@@ -425,15 +425,11 @@ pub fn pieces(graph: &Graph, bytes: u64) -> Vec<Pieces> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::chakra;
     use crate::{exact, neap};
-    use std::path::Path;
 
     #[test]
     fn pieces_are_finer_where_the_link_takes_long_for_one() {
-        let trace =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
-        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        let graph = exact::resnet18();
         let mut device = exact::device();
         device.link.h2d_contended = 20_000_000_000;
         device.link.d2h_contended = 25_000_000_000;

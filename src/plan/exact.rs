@@ -14,6 +14,7 @@ use crate::bound::Bounds;
 use crate::budget::{self, PlanError, Request};
 use crate::contract::{Latency, Source};
 use crate::device::{Link, Profile, builtin};
+use crate::job::chakra;
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::units::{Bytes, Nanos, TensorId, mix};
 
@@ -158,6 +159,13 @@ pub fn device() -> Profile {
     device.link =
         Link { h2d: rate, d2h: rate, h2d_contended: rate, d2h_contended: rate, overhead_ns: 0 };
     device
+}
+
+/// A ResNet-18 with Adam, from a trace of it.
+pub fn resnet18() -> Graph {
+    let trace = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/resnet18-adam.et.json.gz");
+    chakra::import(&trace, &chakra::Options::default()).expect("a fixture").graph
 }
 
 /// What was seen at one share of the peak.

@@ -281,15 +281,11 @@ mod tests {
     use crate::bound::Bounds;
     use crate::exact;
     use crate::job::arrange::arrange;
-    use crate::job::chakra;
     use crate::units::{Bytes, Nanos};
-    use std::path::Path;
 
     #[test]
     fn only_large_updates_wait_and_none_beyond_the_backward() {
-        let trace =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
-        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        let graph = exact::resnet18();
         let device = crate::device::builtin::find("a6000").unwrap();
         let latencies = crate::device::latency::latencies(&graph, &device, None);
         // The largest update of a ResNet-18 has 21 % of all states.

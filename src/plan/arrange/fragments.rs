@@ -269,11 +269,10 @@ mod tests {
     use super::*;
     use crate::contract::Latency;
     use crate::device::Profile;
+    use crate::exact;
     use crate::job::arrange::arrange;
-    use crate::job::chakra;
     use crate::sim::reserved;
     use std::collections::BTreeMap;
-    use std::path::Path;
 
     /// ResNet-18 on an a6000 within nine tenths of its peak, with expandable segments.
     struct Case {
@@ -286,7 +285,7 @@ mod tests {
 
     impl Case {
         fn new() -> Self {
-            let graph = resnet18();
+            let graph = exact::resnet18();
             let device = crate::device::builtin::find("a6000").unwrap();
             let latencies = crate::device::latency::latencies(&graph, &device, None);
             let peak = crate::job::liveness::Liveness::of(&graph).peak;
@@ -302,15 +301,9 @@ mod tests {
         }
     }
 
-    fn resnet18() -> Graph {
-        let trace =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
-        chakra::import(&trace, &chakra::Options::default()).unwrap().graph
-    }
-
     #[test]
     fn what_exceeds_a_budget_is_what_settles_above_it() {
-        let graph = resnet18();
+        let graph = exact::resnet18();
         let device = crate::device::builtin::find("a6000").unwrap();
         let latencies = crate::device::latency::latencies(&graph, &device, None);
         let planned =
@@ -355,7 +348,7 @@ mod tests {
 
     #[test]
     fn pieces_have_one_size_and_a_rest() {
-        let graph = resnet18();
+        let graph = exact::resnet18();
         let bytes = 1 << 20;
         let pieces = equal(&graph, bytes);
         assert!(!pieces.is_empty());

@@ -175,9 +175,7 @@ fn a_gradient_lives_until_its_update_runs() {
 }
 
 fn relaxations(late: bool, parts: &[u32]) -> Vec<Relaxation> {
-    let trace =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
-    let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+    let graph = crate::exact::resnet18();
     let device = builtin::find("rtx4090").unwrap();
     let times = latencies(&graph, &device, None);
     let rules = Rules { budget: Bytes(Liveness::of(&graph).peak.0 / 2), late, needs: false };

@@ -60,15 +60,11 @@ pub fn clear<'a>(
 mod tests {
     use super::*;
     use crate::device::{builtin, latency};
-    use crate::job::chakra;
     use crate::neap::improve;
-    use std::path::Path;
 
     #[test]
     fn what_is_in_the_way_is_away() {
-        let trace =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
-        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        let graph = crate::exact::resnet18();
         let device = builtin::find("a6000").unwrap();
         let latencies = latency::latencies(&graph, &device, None);
         let fresh = Residencies::new(&graph);
