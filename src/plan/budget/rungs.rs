@@ -36,8 +36,8 @@ const FINE: u64 = 50;
 const LOOKED_AT: usize = 3;
 const LOOKED_AT_FOR: usize = 1000;
 
-/// So they do where a slow plan is for a target that is lower than the budget by more than this
-/// part of it, because plans for higher targets could not be placed.
+/// These budgets count too where a slow plan is for a target that is lower than the budget by more
+/// than this part of it, because plans for higher targets could not be placed.
 const FELL: u64 = 64;
 
 /// The rungs below a budget, the highest first.
