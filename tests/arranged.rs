@@ -1,4 +1,4 @@
-//! Random small jobs with operators moved and updates in pieces: planned, checked, run on the host.
+//! Random small jobs with operators moved, and updates and gradients in pieces: planned, checked, run on the host.
 //! Results are equal to those of the job as listed; damaged orders and pieces are refused.
 //!
 //! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
@@ -12,7 +12,7 @@ use neap::device::{Link, builtin, latency};
 use neap::job::json::sha256;
 use neap::job::optimizer::is_update;
 use neap::job::{self, Arg, Arrangement, Graph, Moved, Phase, Pieces, Replay, Role, arrange};
-use neap::plan::arrange::{Candidate, early, early_job, may_wait};
+use neap::plan::arrange::{Candidate, early, early_job, in_pieces, may_wait};
 use neap::plan::bound::Bounds;
 use neap::plan::neap::Options;
 use neap::plan::{self, Method, PlanError, Planned, Request};
@@ -68,6 +68,8 @@ fn mix(call: &Call<'_>) -> Result<(), KernelError> {
 const KNOWN: &str = "neap::adamw";
 /// The step of a class that neap does not know.
 const OTHER: &str = "optimizer::Script";
+/// Makes a gradient of two, as for weights that two layers share.
+const SUM: &str = "aten::add";
 
 /// An update: element i of all depends on element i of all.
 fn update(call: &Call<'_>) -> Result<(), KernelError> {
@@ -88,8 +90,27 @@ fn update(call: &Call<'_>) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// A sum: element i depends on element i of all.
+fn sum(call: &Call<'_>) -> Result<(), KernelError> {
+    let of = call.args.iter().filter_map(|of| match of {
+        Operand::Tensor(view) => Some(bytes(view)),
+        _ => None,
+    });
+    let [a, b] = of.collect::<Vec<_>>()[..] else { panic!("not two summands") };
+    let made = bytes(call.outputs[0].as_ref().expect("a sum"));
+    for i in 0..made.1 {
+        // SAFETY: the executor gives views inside its arena, all of one length.
+        unsafe { *made.0.add(i) = (*a.0.add(i)).rotate_left(3) ^ *b.0.add(i) };
+    }
+    Ok(())
+}
+
 fn kernels(kind: &str) -> Option<Kernel> {
-    Some(if [KNOWN, OTHER].contains(&kind) { update } else { mix })
+    Some(match kind {
+        KNOWN | OTHER => update,
+        SUM => sum,
+        _ => mix,
+    })
 }
 
 /// A random job with some parameters that have gradients, states and an update each.
@@ -106,12 +127,35 @@ fn job(random: &mut Random) -> Graph {
         let p = add("p", Role::Parameter);
         let g = add("g", Role::Gradient);
         let states = [add("m", Role::OptimizerState), add("v", Role::OptimizerState)];
-        let reads = random.below(last);
-        let makes = random.below(last);
+        // A sum does nothing else.
+        let mut any = || loop {
+            let at = random.below(last);
+            if graph.operators[at].kind != SUM {
+                break at;
+            }
+        };
+        let (reads, makes) = (any(), any());
         let tensors = graph.tensors.clone();
         let of = |t: usize, version: u32| operand(&tensors, t, version);
         graph.operators[reads].args.push(Arg::Tensor(of(p, 0)));
         match maker(random, &graph, makes) {
+            _ if number % 2 == 0 && random.once_in(2) => {
+                let before = (0..=makes).rev().filter(|at| graph.operators[*at].kind != SUM);
+                let before: Vec<usize> = before.collect();
+                let summands = [before[random.below(before.len())], makes].map(|at| {
+                    let summand = graph.tensors.len();
+                    let name = format!("summand{number}.{summand}");
+                    graph.tensors.push(random::tensor(name, size, Role::Activation));
+                    graph.operators[at].hidden.push(operand(&graph.tensors, summand, 0));
+                    Arg::Tensor(operand(&graph.tensors, summand, 0))
+                });
+                let mut sum = random::operator(format!("sum{number}"), Phase::Backward);
+                sum.kind = SUM.to_owned();
+                sum.args = summands.to_vec();
+                sum.outputs = vec![Some(of(g, 0))];
+                insert(&mut graph, makes + 1, sum);
+                last += 1;
+            }
             Some(from) => {
                 let mut maker = random::operator(format!("gradient{number}"), Phase::Backward);
                 maker.args = vec![Arg::Tensor(from)];
@@ -147,9 +191,9 @@ fn insert(graph: &mut Graph, at: usize, operator: job::Operator) {
 }
 
 /// Random moves that the job allows, and pieces of any size.
-fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangement, usize) {
+fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangement, [usize; 2]) {
     let mut arrangement = Arrangement::default();
-    let mut refused = 0;
+    let (mut refused, mut in_turn) = (0, 0);
     let all = may_wait(graph).into_iter().enumerate();
     let moves: Vec<OpId> = all.filter(|of| !updates || of.1).map(|(at, _)| OpId::of(at)).collect();
     for (index, operator) in graph.operators.iter().enumerate() {
@@ -157,6 +201,25 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
             let all = operator.reads().next().expect("reads").elements();
             let elements = random.between(1, all as usize - 1).max(all as usize / 9) as u64;
             arrangement.pieces.push(Pieces { operator: OpId::of(index), elements });
+        }
+    }
+    for (update, maker) in in_pieces(graph) {
+        let of = arrangement.pieces.iter().find(|pieces| pieces.operator == update).copied();
+        let of = of.filter(|_| !random.once_in(3));
+        let Some(of) = of else { continue };
+        arrangement.pieces.push(Pieces { operator: maker, ..of });
+        let all = graph.operator(maker).reads().next().expect("reads").elements();
+        // In turn, so that there is never more than a piece of the gradient.
+        let at = random.between(maker.index(), graph.operators.len() - 1);
+        let after = at.checked_sub(1).map(OpId::of);
+        let count = u32::try_from(all.div_ceil(of.elements)).expect("few pieces");
+        let mut tried = arrangement.clone();
+        tried.order.extend((0..count).flat_map(|number| {
+            [maker, update].map(|operator| Moved { operator, piece: Some(number), after })
+        }));
+        if arrange(graph, &tried).is_ok() {
+            in_turn += 1;
+            arrangement = tried;
         }
     }
     for _ in 0..12 {
@@ -171,7 +234,7 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
             Err(_) => refused += 1,
         }
     }
-    (arrangement, refused)
+    (arrangement, [in_turn, refused])
 }
 
 /// What must hold does not depend on how long the planner looks: it seldom looks as long as usual.
@@ -219,7 +282,7 @@ fn updates_of_any_class_run_early() {
 #[test]
 fn moved_and_split_operators_compute_the_same() {
     let cases = crate::common::cases(10_000);
-    let [met, moved, late, split, refused] = crate::common::on_all_cores(cases, |seed| {
+    let [met, moved, late, split, in_turn, refused] = crate::common::on_all_cores(cases, |seed| {
         let mut random = Random(seed);
         let graph = job(&mut random);
         let mut device = builtin::find("host").expect("built in");
@@ -248,9 +311,9 @@ fn moved_and_split_operators_compute_the_same() {
         };
         let without = run(&graph, &unplanned, arena);
         let updates = random.once_in(2);
-        let (arrangement, refused) = arrangement(&mut random, &graph, updates);
+        let (arrangement, [in_turn, refused]) = arrangement(&mut random, &graph, updates);
         if arrangement.is_empty() {
-            return [0, 0, 0, 0, refused];
+            return [0, 0, 0, 0, 0, refused];
         }
         let candidate = Candidate::new(&request, &arrangement)
             .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
@@ -259,7 +322,7 @@ fn moved_and_split_operators_compute_the_same() {
         let asked = Request { budget, method, ..candidate.request(&request) };
         let planned = match plan::make(&asked) {
             Ok(planned) => planned,
-            Err(PlanError::Infeasible(_)) => return [0, 0, 0, 0, refused],
+            Err(PlanError::Infeasible(_)) => return [0, 0, 0, 0, 0, refused],
             Err(defect) => panic!("seed {seed}: {defect}"),
         };
         let graphs = [candidate.graph];
@@ -290,14 +353,16 @@ fn moved_and_split_operators_compute_the_same() {
         round_trip(seed, &graph, &planned, &graphs);
         damaged(seed, &mut random, &planned, &graphs);
         let moved = usize::from(!arrangement.order.is_empty());
-        [1, moved, late, usize::from(!arrangement.pieces.is_empty()), refused]
+        let pieces = &arrangement.pieces;
+        [1, moved, late, usize::from(!pieces.is_empty()), in_turn.min(1), refused]
     });
     println!(
-        "{met} run, {moved} with moved operators, {split} with pieces; {late} make a gradient late \
-         and are bounded; {refused} moves refused"
+        "{met} run, {moved} with moved operators, {split} with pieces, {in_turn} with \
+         gradients in pieces too; {late} make a gradient late and are bounded; {refused} moves refused"
     );
     assert!(moved * 2 > met && split * 2 > met && refused > met, "the jobs are too easy");
     assert!(late * 100 > met, "gradients are seldom made late");
+    assert!(in_turn * 10 > met, "gradients are seldom made in pieces");
 }
 
 /// The file says the same.

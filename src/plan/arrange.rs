@@ -8,9 +8,10 @@
 
 mod delayed;
 mod fragments;
+mod gradients;
 mod makers;
 
-pub use makers::{makers, may_wait};
+pub use makers::{in_pieces, makers, may_wait};
 
 use std::collections::BTreeMap;
 
@@ -160,7 +161,7 @@ fn early_is_much_lower(request: &Request<'_>) -> bool {
 }
 
 /// The quickest plan in any of the orders. Those with the largest update later come last, where
-/// there is anything to gain, in finer pieces if these are quicker for the early order.
+/// there is anything to gain, in finer pieces too if these are quicker for the early order.
 fn in_all_orders(
     request: &Request<'_>,
     framework: Option<&Framework>,
@@ -175,14 +176,19 @@ fn in_all_orders(
         let graph = Some(candidate.graph);
         quicker(made, planned.map(|planned| Arranged { planned, graph }))
     };
+    let made = match gradients::whole(request) {
+        Some(candidate) => with(made, candidate),
+        None => made,
+    };
     let usual = time(&made).unwrap_or(Nanos(u64::MAX));
     let finer = finer(request).filter(|_| framework.is_none() && slow(&made));
     let made = match finer.and_then(|piece| candidate(request, piece)) {
         Some(candidate) => with(made, candidate),
         None => made,
     };
-    let piece = finer.filter(|_| time(&made).is_some_and(|time| time < usual)).unwrap_or(PIECE);
-    delayed::candidates(request, piece).fold(made, with)
+    let finer = finer.filter(|_| time(&made).is_some_and(|time| time < usual));
+    let sizes = finer.into_iter().chain([PIECE]);
+    sizes.flat_map(|piece| delayed::candidates(request, piece)).fold(made, with)
 }
 
 /// There is no plan, or one that can be made quicker by more than a little.
@@ -330,14 +336,20 @@ const fn alone(planned: Planned) -> Arranged {
 
 /// The job with its updates early and in pieces, as far as there is anything to change.
 fn candidate(request: &Request<'_>, piece: u64) -> Option<Candidate> {
+    let mut arrangement = arrangement(request, piece)?;
+    gradients::cut(request, &mut arrangement);
+    if arrangement.is_empty() { None } else { Candidate::new(request, &arrangement) }
+}
+
+/// Updates early and in pieces, and gradients whole; `None` where the planner may not do it.
+fn arrangement(request: &Request<'_>, piece: u64) -> Option<Arrangement> {
     let Method::Neap(options) = &request.method else { return None };
     if request.graph.origin.is_some() || !options.swap {
         return None;
     }
     let order = if options.reorder { early(request.graph) } else { Vec::new() };
     let pieces = if options.split { pieces(request.graph, piece) } else { Vec::new() };
-    let arrangement = Arrangement { order, pieces };
-    if arrangement.is_empty() { None } else { Candidate::new(request, &arrangement) }
+    Some(Arrangement { order, pieces })
 }
 
 /// The job with each update as early as it may run, and whole. Its bound is

@@ -73,7 +73,9 @@ mod moment;
 
 use moment::{Copied, Moment, Recomputed, denser, rank};
 
-use super::arrange::may_wait;
+use std::collections::BTreeSet;
+
+use super::arrange::{in_pieces, may_wait};
 use super::relax;
 use super::residency::{Lifetime, Residencies};
 use crate::compact::CompactSort;
@@ -169,9 +171,14 @@ impl Loose {
 
     /// The largest working set of an operator; of an update without its states.
     fn floor(graph: &Graph) -> u64 {
+        let makers = in_pieces(graph);
+        let made = makers.values().flat_map(|maker| graph.operator(*maker).generates());
+        let made: BTreeSet<TensorId> = made.map(|o| o.tensor).collect();
         let of = |operator: &Operator| {
             let update = is_update(operator);
-            let held = |t: &TensorId| !update || graph.tensor(*t).role != Role::OptimizerState;
+            let held = |t: &TensorId| {
+                !(update && graph.tensor(*t).role == Role::OptimizerState || made.contains(t))
+            };
             let touched = operator.touches().into_iter().filter(held);
             let bytes: Bytes = touched.map(|t| graph.tensor(t).bytes.in_blocks()).sum();
             bytes.0 + operator.workspace.in_blocks().0

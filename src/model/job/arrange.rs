@@ -18,6 +18,9 @@ use crate::units::{Bytes, OpId, TensorId};
 /// Operators in pieces have no more of them together.
 const MOST_PIECES: u64 = 1 << 20;
 
+/// Kinds that run in pieces beside updates: each makes one tensor, element by element.
+const POINTWISE: [&str; 2] = ["aten::add", "aten::_to_copy"];
+
 /// What a plan changes in the framework's list of operators. Ids are those of the graph's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arrangement {
@@ -175,8 +178,9 @@ impl Graph {
 /// A sentence's end for people.
 pub fn splittable(graph: &Graph, id: OpId) -> Result<u64, &'static str> {
     let operator = graph.operator(id);
-    if Rule::of_kind(&operator.kind).is_none() {
-        return Err("is no update, and only updates run in pieces");
+    let update = Rule::of_kind(&operator.kind).is_some();
+    if !update && !POINTWISE.contains(&operator.kind.as_str()) {
+        return Err("runs as a whole: only updates, sums and conversions run in pieces");
     }
     let mut elements = None;
     for operand in operator.reads().chain(operator.writes()) {
@@ -194,8 +198,8 @@ pub fn splittable(graph: &Graph, id: OpId) -> Result<u64, &'static str> {
         }
     }
     // Each piece has room for the whole operator's workspace.
-    if operator.random || operator.generates().next().is_some() {
-        return Err("draws random numbers or makes a tensor");
+    if operator.random || operator.generates().count() != usize::from(!update) {
+        return Err("draws random numbers, or makes more or fewer tensors than others of its kind");
     }
     elements.ok_or("works on no tensor")
 }
@@ -309,7 +313,6 @@ impl Split {
             }
             *slot = (elements, all);
         }
-        let generators = graph.generators();
         let mut tensors: Vec<Option<u64>> = vec![None; graph.tensors.len()];
         for (operator, (elements, _)) in graph.operators.iter().zip(&operators) {
             for operand in operator.reads().chain(operator.writes()) {
@@ -319,9 +322,20 @@ impl Split {
         }
         let loss = graph.loss.as_ref().map(|l| l.tensor.index());
         let lies = |(index, elements): (usize, Option<u64>)| {
-            elements.filter(|_| generators[index].is_none() && loss != Some(index)).unwrap_or(0)
+            elements.filter(|_| loss != Some(index)).unwrap_or(0)
         };
-        Ok(Self { operators, tensors: tensors.into_iter().enumerate().map(lies).collect() })
+        let tensors: Vec<u64> = tensors.into_iter().enumerate().map(lies).collect();
+        for &Pieces { operator, .. } in &arrangement.pieces {
+            let mut made = graph.operator(operator).generates();
+            if let Some(whole) = made.find(|made| tensors[made.tensor.index()] == 0) {
+                let name = &graph.tensor(whole.tensor).name;
+                let problem = format!(
+                    "makes `{name}`, and not all that works on that has pieces of its size"
+                );
+                return Err(refusal(graph, operator, problem));
+            }
+        }
+        Ok(Self { operators, tensors })
     }
 
     /// How many pieces an operator has, where it is split.
@@ -443,9 +457,10 @@ impl Writer<'_> {
             *operand = slice(operand).ok_or_else(|| self.early(id, operand))?;
         }
         for operand in operator.outputs.iter_mut().flatten().chain(&mut operator.hidden) {
-            let before = Operand { version: operand.version - 1, ..operand.clone() };
+            let made = u32::from(operand.version > 0);
+            let before = Operand { version: operand.version - made, ..operand.clone() };
             let read = slice(&before).ok_or_else(|| self.early(id, operand))?;
-            *operand = Operand { version: read.version + 1, ..read };
+            *operand = Operand { version: read.version + made, ..read };
         }
         self.ran[id.index()] += 1;
         if self.split.count(id) == Some(ran + 1) {

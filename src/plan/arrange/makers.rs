@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::job::arrange::splittable;
 use crate::job::optimizer::is_update;
 use crate::job::{Graph, Operator, Role};
 use crate::units::{OpId, TensorId};
@@ -33,11 +34,28 @@ pub fn makers(graph: &Graph) -> BTreeMap<OpId, Vec<OpId>> {
     updates.filter_map(|update| Some((update, touched.makers(graph, update)?))).collect()
 }
 
-/// By operator, whether it is an update or may wait for one.
+/// By update that may run in pieces, the operator that makes its gradient and may run in pieces of
+/// the same size, so that there is never more than a piece of the gradient.
+#[must_use]
+pub fn in_pieces(graph: &Graph) -> BTreeMap<OpId, OpId> {
+    let touched = Touched::of(graph);
+    let all = (0..graph.operators.len()).map(OpId::of);
+    let updates = all.filter(|id| is_update(graph.operator(*id)));
+    let maker = |update: OpId| {
+        let elements = splittable(graph, update).ok()?;
+        let of = |tensor| touched.makes(graph, tensor, update);
+        let makers = graph.operator(update).reads().filter_map(|o| of(o.tensor));
+        makers.into_iter().find(|maker| splittable(graph, *maker) == Ok(elements))
+    };
+    updates.filter_map(|update| Some((update, maker(update)?))).collect()
+}
+
+/// By operator, whether it is an update, or may wait for one or run in pieces with it.
 #[must_use]
 pub fn may_wait(graph: &Graph) -> Vec<bool> {
     let mut may: Vec<bool> = graph.operators.iter().map(is_update).collect();
     makers(graph).values().flatten().for_each(|maker| may[maker.index()] = true);
+    in_pieces(graph).values().for_each(|maker| may[maker.index()] = true);
     may
 }
 

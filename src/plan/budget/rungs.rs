@@ -37,7 +37,8 @@ const LOOKED_AT: usize = 3;
 const LOOKED_AT_FOR: usize = 1000;
 
 /// These budgets count too where a slow plan is for a target that is lower than the budget by more
-/// than this part of it, because plans for higher targets could not be placed.
+/// than this part of it, because plans for higher targets could not be placed; up to the first
+/// that has no quicker plan.
 const FELL: u64 = 64;
 
 /// The rungs below a budget, the highest first.
@@ -160,15 +161,17 @@ fn improved(
         }
         Ok(())
     };
-    let before =
-        (slow(&best) && !waits(&best) && fell(&best, request.budget)).then(|| best.clone());
+    let mut fell = slow(&best) && !waits(&best) && fell(&best, request.budget);
+    let before = fell.then(|| best.clone());
     let few = request.graph.operators.len() <= LOOKED_AT_FOR;
     let looked_at = if few { LOOKED_AT } else { 0 };
     for budget in parts_below(liveness.peak, request.budget, FINE).take(looked_at) {
-        if !waits(&best) && before.is_none() {
+        if !waits(&best) && !fell {
             break;
         }
+        let was = best.run.iteration;
         take_quicker(&Request { budget, ..request.clone() }, &mut best)?;
+        fell &= best.run.iteration < was;
     }
     // Its start is often the better one and its end the worse one, so it is a plan of its own.
     if let Method::Neap(options) = &request.method

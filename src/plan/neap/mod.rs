@@ -88,6 +88,9 @@ pub struct Options {
     pub split: bool,
     /// Where the link takes a large part of the iteration for a piece, also try finer ones.
     pub finer: bool,
+    /// Make gradients in pieces where they and their updates can be
+    /// ([`crate::arrange::in_pieces`]).
+    pub split_gradients: bool,
     /// Where operators wait long for the link, stream what one operator alone uses ([`stream`]).
     pub stream: bool,
     /// Where operators wait long, also make a plan in which streamed tensors that are used last
@@ -179,6 +182,7 @@ impl Default for Options {
             late_gradients: true,
             split: true,
             finer: true,
+            split_gradients: true,
             stream: true,
             linger: true,
             lingering: false,

@@ -65,6 +65,9 @@ pub struct Switches {
     /// neap, one job: Never try pieces of less than 32 MiB where the link takes long for one.
     #[arg(long)]
     no_finer: bool,
+    /// neap, one job: Never make a gradient in pieces, each just before its part of the update.
+    #[arg(long)]
+    no_split_gradients: bool,
     /// neap: Never choose what is streamed over the link before all else.
     #[arg(long)]
     no_stream: bool,

@@ -13,7 +13,9 @@ use crate::job::{Graph, Operand, Operator, Origin};
 use crate::units::{Nanos, OpId};
 
 /// Kinds that treat each element by itself, whatever stands beside it.
-const ELEMENTWISE: [&str; 11] = [
+const ELEMENTWISE: [&str; 13] = [
+    "aten::add",
+    "aten::_to_copy",
     "neap::sgd",
     "neap::adam",
     "neap::adamw",
