@@ -36,6 +36,10 @@ struct Booking {
 pub(super) struct Lane {
     table: Timetable,
     bookings: Vec<Booking>,
+    /// The numbers of the bookings, sorted by when they may begin.
+    by_from: Vec<usize>,
+    /// The numbers of the bookings, sorted by when they must have ended.
+    by_until: Vec<usize>,
     backwards: bool,
 }
 
@@ -53,7 +57,13 @@ const END: u64 = 1 << 62;
 
 impl Lane {
     pub(super) fn new(backwards: bool) -> Self {
-        Self { table: Timetable::default(), bookings: Vec::new(), backwards }
+        Self {
+            table: Timetable::default(),
+            bookings: Vec::new(),
+            by_from: Vec::new(),
+            by_until: Vec::new(),
+            backwards,
+        }
     }
 
     /// The earliest free time for a copy within a window; for copies in the latest.
@@ -95,7 +105,12 @@ impl Lane {
         self.table.take(start, length);
         let (from, until) = self.turned(window);
         let (start, _) = self.turned((start, start + length));
+        let number = self.bookings.len();
         self.bookings.push(Booking { of, from, until, start, length });
+        let at = self.by_from.partition_point(|&n| self.bookings[n].from <= from);
+        self.by_from.insert(at, number);
+        let at = self.by_until.partition_point(|&n| self.bookings[n].until <= until);
+        self.by_until.insert(at, number);
     }
 
     /// Room for a copy of this length within a window, where others make it. Those that are not
@@ -110,53 +125,80 @@ impl Lane {
         if until.checked_sub(from)? < length {
             return None;
         }
-        let mut now = from;
-        let new = (usize::MAX, Booking { of: None, from, until, start: from, length });
-        let mut waiting: Vec<(usize, Booking)> = vec![new];
-        // When those that follow may run; at first as if all could move.
-        let mut rest = BinaryHeap::new();
-        for (number, booking) in self.bookings.iter().enumerate() {
-            if booking.start < from {
-                // What has begun, or is over, stays.
-                now = now.max(booking.start + booking.length);
-            } else {
-                rest.push(Reverse((booking.from, number, true)));
-            }
+        // What has begun, or is over, stays.
+        let ends = |b: &Booking| if b.start < from { b.start + b.length } else { from };
+        let mut now = self.bookings.iter().map(ends).max().unwrap_or(0).max(from);
+        if !self.may_end_in_time(now, (from, until), length) {
+            return None;
         }
+        // By the ends of their windows and by their numbers.
+        let mut waiting = BinaryHeap::from([Reverse((until, usize::MAX, length))]);
+        // When those that follow may run, at first as if all could move; then where they stay.
+        let later = |&&number: &&usize| self.bookings[number].start >= from;
+        let mut rest = self.by_from.iter().filter(later).peekable();
+        let mut fixed = BinaryHeap::new();
         let mut room = Room { start: 0, moved: Vec::new() };
         loop {
-            while let Some(&Reverse((at, number, first))) = rest.peek()
-                && at <= now
-            {
-                rest.pop();
+            loop {
+                let next = rest.peek().map(|&&number| (self.bookings[number].from, number));
+                let stays = fixed.peek().map(|&Reverse(fixed)| fixed);
+                let first = next.filter(|next| stays.is_none_or(|stays| *next < stays));
+                let Some((_, number)) = first.or(stays).filter(|(at, _)| *at <= now) else { break };
+                if first.is_some() {
+                    rest.next();
+                } else {
+                    fixed.pop();
+                }
                 let booking = self.bookings[number];
                 let stays = (booking.start, booking.start + booking.length);
                 let window = self.turned((booking.from, booking.until));
-                let moves = |of| first && movable(of, window, self.turned(stays));
+                let moves = |of| first.is_some() && movable(of, window, self.turned(stays));
                 if booking.of.is_some_and(moves) {
-                    waiting.push((number, booking));
+                    waiting.push(Reverse((booking.until, number, booking.length)));
                 } else if booking.start <= now {
-                    waiting.push((number, Booking { until: stays.1, ..booking }));
+                    waiting.push(Reverse((stays.1, number, booking.length)));
                 } else {
-                    rest.push(Reverse((booking.start, number, false)));
+                    fixed.push(Reverse((booking.start, number)));
                 }
             }
-            let first = (0..waiting.len()).min_by_key(|&at| (waiting[at].1.until, waiting[at].0));
             // What comes later can stay.
-            let Some(first) = first else { return Some(room) };
-            let (number, booking) = waiting.swap_remove(first);
-            let end = now + booking.length;
-            if end > booking.until {
+            let Some(Reverse((until, number, length))) = waiting.pop() else { return Some(room) };
+            let end = now + length;
+            if end > until {
                 return None;
             }
             let (start, _) = self.turned((now, end));
             if number == usize::MAX {
                 room.start = start;
-            } else if booking.start != now {
+            } else if self.bookings[number].start != now {
                 room.moved.push((number, start));
             }
             now = end;
         }
+    }
+
+    /// Whether all that must end by an instant can end by it, with a new copy and from `now` on, if
+    /// all may begin at any time. Those that began before the new copy's window are over by then.
+    fn may_end_in_time(&self, now: u64, (from, until): Window, length: u64) -> bool {
+        let mut end = now;
+        let mut new = Some(length);
+        for booking in self.by_until.iter().map(|&number| &self.bookings[number]) {
+            if booking.until > until
+                && let Some(length) = new.take()
+            {
+                end += length;
+                if end > until {
+                    return false;
+                }
+            }
+            if booking.start >= from {
+                end += booking.length;
+                if new.is_none() && end > booking.until {
+                    return false;
+                }
+            }
+        }
+        new.is_none_or(|length| end + length <= until)
     }
 
     /// Moves what makes room, and returns what each of these copies is for, where it starts, and
