@@ -166,7 +166,8 @@ fn in_all_orders(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Arranged, PlanError> {
-    let made = in_two_orders(request, framework);
+    let [early, other] = early_orders(request);
+    let made = in_two_orders(request, framework, early);
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
     if time(&made).is_some_and(|time| time <= unplanned) {
         return made;
@@ -176,10 +177,8 @@ fn in_all_orders(
         let graph = Some(candidate.graph);
         quicker(made, planned.map(|planned| Arranged { planned, graph }))
     };
-    let made = match gradients::whole(request) {
-        Some(candidate) => with(made, candidate),
-        None => made,
-    };
+    let settled = made.as_ref().is_ok_and(|made| budget::settled(&made.planned));
+    let made = other.filter(|_| !settled).into_iter().fold(made, with);
     let usual = time(&made).unwrap_or(Nanos(u64::MAX));
     let finer = finer(request).filter(|_| framework.is_none() && slow(&made));
     let made = match finer.and_then(|piece| candidate(request, piece)) {
@@ -210,11 +209,26 @@ fn finer(request: &Request<'_>) -> Option<u64> {
     (may && pieces(request.graph, finer) != pieces(request.graph, PIECE)).then_some(finer)
 }
 
+/// The early orders with gradients whole and in pieces, where they differ. The one whose first
+/// plan is the quicker one comes first; with whole gradients also where there is little to gain.
+fn early_orders(request: &Request<'_>) -> [Option<Candidate>; 2] {
+    let Some(in_pieces) = candidate(request, PIECE) else { return [None, None] };
+    let Some(whole) = gradients::whole(request) else { return [Some(in_pieces), None] };
+    let first = |of: &Candidate| budget::First::of(&of.request(request), None);
+    let of_whole = first(&whole);
+    if of_whole.is_slow() && first(&in_pieces).is_quicker_than(&of_whole) {
+        [Some(in_pieces), Some(whole)]
+    } else {
+        [Some(whole), Some(in_pieces)]
+    }
+}
+
 fn in_two_orders(
     request: &Request<'_>,
     framework: Option<&Framework>,
+    candidate: Option<Candidate>,
 ) -> Result<Arranged, PlanError> {
-    let Some(candidate) = candidate(request, PIECE) else {
+    let Some(candidate) = candidate else {
         return budget::make_for(request, framework).map(alone);
     };
     let own = |other| budget::make_against(request, framework, other).map(alone);
@@ -261,7 +275,7 @@ fn the_likely_one_first(
         Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
     };
     let other = budget::First::of(&arranged, None);
-    if other.time().is_some_and(|other| own.time().is_none_or(|own| other < own)) {
+    if other.is_quicker_than(&own) {
         let other = make_other(other, None);
         let own = make_own(own, time(&other));
         return quicker(own, other);

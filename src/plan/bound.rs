@@ -73,8 +73,6 @@ mod moment;
 
 use moment::{Copied, Moment, Recomputed, denser, rank};
 
-use std::collections::BTreeSet;
-
 use super::arrange::{in_pieces, may_wait};
 use super::relax;
 use super::residency::{Lifetime, Residencies};
@@ -172,8 +170,8 @@ impl Loose {
     /// The largest working set of an operator; of an update without its states.
     fn floor(graph: &Graph) -> u64 {
         let makers = in_pieces(graph);
-        let made = makers.values().flat_map(|maker| graph.operator(*maker).generates());
-        let made: BTreeSet<TensorId> = made.map(|o| o.tensor).collect();
+        let made = makers.iter().flat_map(|(_, maker)| graph.operator(*maker).generates());
+        let made: Vec<TensorId> = made.map(|o| o.tensor).collect();
         let of = |operator: &Operator| {
             let update = is_update(operator);
             let held = |t: &TensorId| {

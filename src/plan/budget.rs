@@ -30,6 +30,7 @@ pub(super) use first::{First, make_of};
 pub use minimum::{minimum, minimum_for};
 pub(super) use polish::slow;
 pub(crate) use reserve::quicker_for;
+pub(super) use rungs::settled;
 pub(super) use written::on_device;
 pub use written::{unplanned, written};
 

@@ -413,18 +413,29 @@ impl<'a> Words<'a> {
             |operator: &Operator| is_update(operator) && operator.touches().contains(&tensor);
         let update = OpId::of(self.graph.operators.iter().position(touches)?);
         let held = arrange::held_back(self.graph, update);
-        let origin = self.graph.origin.as_ref();
-        let moved = |id: OpId| {
+        let behind = held.map(|(operator, _)| self.graph.framework_operator(operator));
+        let places = |id: OpId| {
             let of = self.graph.framework_operator(id);
-            origin.is_some_and(|o| o.arrangement.order.iter().any(|moved| moved.operator == of))
+            let order = self.graph.origin.iter().flat_map(|o| &o.arrangement.order);
+            let entries = order.filter(move |moved| moved.operator == of);
+            entries.map(move |moved| (moved.after.map_or(0, |after| after.index() + 1), of.index()))
         };
-        let made_late = |id: OpId| moved(id) && !is_update(self.graph.operator(id));
+        let earlier = |id: OpId| {
+            // Behind what it waits for is where it is listed, if nothing else lies between.
+            let passes = |(from, listed): (usize, usize)| {
+                (from..listed).any(|at| behind != Some(OpId::of(at))) || from > listed
+            };
+            places(id).any(passes)
+        };
+        let made_late = |id: OpId| {
+            !is_update(self.graph.operator(id)) && places(id).any(|(from, listed)| from > listed)
+        };
         Some(UpdateReport {
             operator: &self.graph.operator(update).name,
             waits_for: held.map(|(operator, _)| self.graph.operator(operator).name.as_str()),
             over: held.map(|(_, tensor)| self.graph.tensor(tensor).name.as_str()),
             waits_for_moved: held.is_some_and(|(operator, _)| made_late(operator)),
-            moved: moved(update),
+            moved: earlier(update),
         })
     }
 

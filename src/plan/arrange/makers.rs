@@ -34,10 +34,10 @@ pub fn makers(graph: &Graph) -> BTreeMap<OpId, Vec<OpId>> {
     updates.filter_map(|update| Some((update, touched.makers(graph, update)?))).collect()
 }
 
-/// By update that may run in pieces, the operator that makes its gradient and may run in pieces of
-/// the same size, so that there is never more than a piece of the gradient.
+/// Updates that may run in pieces, each with the operator that makes its gradient and may run in
+/// pieces of the same size, so that there is never more than a piece of the gradient.
 #[must_use]
-pub fn in_pieces(graph: &Graph) -> BTreeMap<OpId, OpId> {
+pub fn in_pieces(graph: &Graph) -> Vec<(OpId, OpId)> {
     let touched = Touched::of(graph);
     let all = (0..graph.operators.len()).map(OpId::of);
     let updates = all.filter(|id| is_update(graph.operator(*id)));
@@ -55,7 +55,7 @@ pub fn in_pieces(graph: &Graph) -> BTreeMap<OpId, OpId> {
 pub fn may_wait(graph: &Graph) -> Vec<bool> {
     let mut may: Vec<bool> = graph.operators.iter().map(is_update).collect();
     makers(graph).values().flatten().for_each(|maker| may[maker.index()] = true);
-    in_pieces(graph).values().for_each(|maker| may[maker.index()] = true);
+    in_pieces(graph).into_iter().for_each(|(_, maker)| may[maker.index()] = true);
     may
 }
 

@@ -1,7 +1,7 @@
 //! The first plan for a budget, and what comes of it. Several orders of a job are compared by their
 //! first plans, which take little time.
 
-use super::{PlanError, Planned, Request, proof, rungs, within};
+use super::{PlanError, Planned, Request, proof, rungs, slow, within};
 use crate::job::liveness::Liveness;
 use crate::sim::reserved::Framework;
 use crate::units::Nanos;
@@ -20,6 +20,16 @@ impl First {
             Ok(None) => Self { made: within(request, framework), proved: false },
             Err(defect) => Self { made: Err(defect), proved: true },
         }
+    }
+
+    /// There is a plan, and there is none to compare it with or that takes longer.
+    pub(crate) fn is_quicker_than(&self, other: &Self) -> bool {
+        self.time().is_some_and(|time| other.time().is_none_or(|other| time < other))
+    }
+
+    /// There is no plan, or there is much to gain.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.made.as_ref().map_or(true, slow)
     }
 
     /// The plan's time.

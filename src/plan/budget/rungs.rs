@@ -62,6 +62,11 @@ const MOST: u64 = 4;
 /// Where a plan adds no more than this part of the unplanned time, no other is looked for.
 const LITTLE: u64 = 256;
 
+/// Whether another plan is hardly worth looking for.
+pub(crate) fn settled(planned: &Planned) -> bool {
+    !adds_more(planned, LITTLE)
+}
+
 /// Even with an `n`th less time it is no quicker than the rival.
 fn hopeless(planned: &Planned, n: u64, rival: Option<Nanos>) -> bool {
     let time = planned.run.iteration.0;
@@ -87,7 +92,7 @@ fn on_rung(
     rival: Option<Nanos>,
     first: Planned,
 ) -> Result<Planned, PlanError> {
-    if hopeless(&first, MOST, rival) || !adds_more(&first, LITTLE) {
+    if hopeless(&first, MOST, rival) || settled(&first) {
         return Ok(first);
     }
     // What is not below this does not get below the rival by polishing.

@@ -49,7 +49,7 @@ impl Choice {
             program.residencies.iter().map(|r| engine::life(r, run)).collect();
         let mut times: Vec<Nanos> =
             lives.iter().flat_map(|l| [l.0, l.1]).chain([Nanos::ZERO]).collect();
-        times.sort_unstable();
+        times.compact_sort();
         times.dedup();
         let rank =
             |at: Nanos| u32::try_from(times.partition_point(|t| *t < at)).unwrap_or(u32::MAX);

@@ -90,7 +90,7 @@ impl<'a> Options<'a> {
     /// The sizes of the window to try.
     fn sizes(&self) -> Vec<u64> {
         let windows = self.offers.iter().flatten().map(|offer| offer.window);
-        let all: BTreeSet<u64> = windows.filter(|&window| window > 0).collect();
+        let all: BTreeSet<u64> = windows.filter(|&window| window > 0).gather();
         let all: Vec<u64> = all.into_iter().collect();
         let count = all.len();
         (1..=SIZES.min(count)).map(|k| all[count * k / SIZES.min(count) - 1]).collect()

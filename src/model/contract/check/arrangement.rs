@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::{Refusal, Refusals};
+use crate::compact::CompactSort;
 use crate::contract::plan::JobPlan;
 use crate::job::{Graph, Operand, Operator, Origin};
 use crate::units::{Nanos, OpId};
@@ -109,7 +110,7 @@ fn sequence(
         let name = &origin.graph.operator(*id).name;
         return Err(format!("`order` moves piece {number} of `{name}`, which has none of that"));
     }
-    order.sort_by_key(|(place, _)| *place);
+    order.compact_sort_by_key(|(place, _)| *place);
     Ok(order.into_iter().map(|(_, step)| step).collect())
 }
 
