@@ -64,7 +64,9 @@
 //! the operators that may fall into it: those before the operator that is looked at, or all where
 //! it goes round the end. What an update touches may leave in pieces, so its own copy need not fit
 //! its window; nor need its states fit beside each other, so the floor counts its parameter and
-//! gradient alone.
+//! gradient alone. Where a gradient may be made in pieces in turn with the update's
+//! ([`crate::arrange::in_pieces`]), it need never be there as a whole: it does not count, and its
+//! maker is taken for one that may run elsewhere.
 //!
 //! Cost: O(tensors · log) for each operator that is tried, and a few dozen times that for a bound
 //! on time.

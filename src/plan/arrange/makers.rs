@@ -10,6 +10,9 @@
 //! reads, and the last writes the gradient, which only the update reads. For mixed precision these
 //! are the product and the conversion after it. Bounds hold for plans that run them at any time
 //! from their place in the framework's order on ([`crate::bound`]).
+//!
+//! A sum or a conversion that makes a gradient may also run in pieces, in turn with its update
+//! ([`in_pieces`], [`super::gradients`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -32,7 +32,8 @@
 //! and gradient of one update run it in the same interval, in any parts of it, since it may run in
 //! pieces. What several updates touch is as if none wrote it. What makes a gradient that may wait
 //! ([`crate::arrange::may_wait`]) runs in any interval from its place on too; such a gradient takes
-//! no memory here, and what it is made from is alive until its maker runs.
+//! no memory here, and what it is made from is alive until its maker runs. The same holds for a
+//! gradient that may be made in pieces.
 //!
 //! What a plan does is a point of this program, so its least Σ wₖ is a lower bound on the added
 //! time. Left out are addresses, tensors as wholes, and most of the bytes that a recompute needs.
