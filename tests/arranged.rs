@@ -1,5 +1,6 @@
-//! Random small jobs with operators moved, and updates and gradients in pieces: planned, checked, run on the host.
-//! Results are equal to those of the job as listed; damaged orders and pieces are refused.
+//! Random small jobs with operators moved, and updates and gradients in pieces: planned, checked,
+//! run on the host. Results are equal to those of the job as listed; damaged orders and pieces are
+//! refused.
 //!
 //! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
 
@@ -357,8 +358,8 @@ fn moved_and_split_operators_compute_the_same() {
         [1, moved, late, usize::from(!pieces.is_empty()), in_turn.min(1), refused]
     });
     println!(
-        "{met} run, {moved} with moved operators, {split} with pieces, {in_turn} with \
-         gradients in pieces too; {late} make a gradient late and are bounded; {refused} moves refused"
+        "{met} run, {moved} with moved operators, {split} with pieces, {in_turn} with gradients in \
+         pieces too; {late} make a gradient late and are bounded; {refused} moves refused"
     );
     assert!(moved * 2 > met && split * 2 > met && refused > met, "the jobs are too easy");
     assert!(late * 100 > met, "gradients are seldom made late");

@@ -330,8 +330,8 @@ impl Split {
             if let Some(whole) = made.find(|made| tensors[made.tensor.index()] == 0) {
                 let name = &graph.tensor(whole.tensor).name;
                 let problem = format!(
-                    "makes `{name}`, and not all that works on it has pieces of one size; split all \
-                     of that alike, or this not"
+                    "makes `{name}`, and not all that works on it has pieces of one size; split \
+                     all of that alike, or this not"
                 );
                 return Err(refusal(graph, operator, problem));
             }

@@ -65,7 +65,6 @@ pub(super) fn cut(request: &Request<'_>, arrangement: &mut Arrangement) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arrange::Candidate;
     use crate::device::latency;
     use crate::exact;
     use crate::job::{Arg, Graph, Operator, Phase, Role, Tensor};
