@@ -83,6 +83,7 @@ use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::optimizer::is_update;
 use crate::job::{Graph, Operator, Replay, Role};
+use crate::parallel::in_parallel;
 use crate::sim::engine::{rate, work};
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos, TensorId};
@@ -310,7 +311,7 @@ impl<'a> Bounds<'a> {
         };
         let mut seen: Vec<(u64, usize)> =
             self.parts.iter().enumerate().map(|(s, part)| (look(part.highest), s)).collect();
-        seen.sort_unstable_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
+        seen.compact_sort_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
         for (_, part) in seen.into_iter().take(CLOSE) {
             self.parts[part].operators().step_by(self.stride).for_each(|q| {
                 look(q);
@@ -339,7 +340,7 @@ impl<'a> Bounds<'a> {
             }
             seen.push((highest, part));
         }
-        seen.sort_unstable_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
+        seen.compact_sort_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
         let close = seen.into_iter().take(CLOSE).any(|(_, part)| {
             self.parts[part].operators().step_by(self.stride).any(|q| look(q) > budget.0)
         });
@@ -374,29 +375,33 @@ impl<'a> Bounds<'a> {
         if budget.0 < self.floor {
             return None;
         }
-        let mut added = 0;
-        // Returns whether the operator raises the bound.
-        let mut look = |q: u32| -> bool {
+        // What an operator proves, if that is more than `added`.
+        let least = |q: u32, added: u64| -> u64 {
             let standing = self.standing(q);
             if standing <= budget.0 {
-                return false;
+                return added;
             }
-            let (moment, before) = (self.moment(q), added);
-            for offset in self.offsets(q) {
-                added = least_at(added, |added| standing - moment.away(added, offset) <= budget.0);
-            }
-            added > before
+            let moment = self.moment(q);
+            let enough = |added, offset| standing - moment.away(added, offset) <= budget.0;
+            let from = |added, offset| least_at(added, |added| enough(added, offset));
+            self.offsets(q).into_iter().fold(added, from)
         };
         // Each part that raises the bound is higher than those before it, so the last ones are
         // worth a closer look.
-        let mut proving: Vec<usize> =
-            (0..self.parts.len()).filter(|&s| look(self.parts[s].highest)).collect();
-        proving.reverse();
-        for part in proving.into_iter().take(CLOSE) {
-            self.parts[part].operators().step_by(self.stride).for_each(|q| {
-                look(q);
-            });
+        let mut added = 0;
+        let mut proving = Vec::new();
+        for part in &self.parts {
+            let least = least(part.highest, added);
+            if least > added {
+                added = least;
+                proving.push(part);
+            }
         }
+        let close = proving.into_iter().rev().take(CLOSE);
+        let close: Vec<u32> =
+            close.flat_map(|part| part.operators().step_by(self.stride)).collect();
+        let all = in_parallel(close.len(), |at| least(close[at], added));
+        let added = all.into_iter().fold(added, u64::max);
         Some(Nanos(self.total() + added))
     }
 

@@ -12,8 +12,6 @@
 //!
 //! Where the plan takes no longer than the unplanned job, nothing is tried.
 
-use std::sync::{Arc, OnceLock};
-
 use super::polish::{adds_more, polish, slow};
 use super::{Infeasible, PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
 use crate::bound::Bounds;
@@ -23,7 +21,7 @@ use crate::neap;
 use crate::neap::improve::polish;
 use crate::parallel::in_parallel;
 use crate::planner::Memory;
-use crate::relax::{self, Hint};
+use crate::relax::{self, Guide};
 use crate::units::{Bytes, Nanos};
 
 /// The number of parts into which the rungs divide the unplanned peak of the framework's order.
@@ -62,15 +60,28 @@ const MOST: u64 = 4;
 /// Where a plan adds no more than this part of the unplanned time, no other is looked for.
 const LITTLE: u64 = 256;
 
+/// Nor where the bound of this order proves that no plan is quicker by more than this part of its
+/// time.
+const CLOSE: u64 = 256;
+
 /// Whether another plan is hardly worth looking for.
 pub(crate) fn settled(planned: &Planned) -> bool {
     !adds_more(planned, LITTLE)
+}
+
+fn unplanned(request: &Request<'_>) -> Nanos {
+    request.latencies.iter().map(|l| l.time).sum()
 }
 
 /// Even with an `n`th less time it is no quicker than the rival.
 fn hopeless(planned: &Planned, n: u64, rival: Option<Nanos>) -> bool {
     let time = planned.run.iteration.0;
     rival.is_some_and(|rival| time - time / n >= rival.0)
+}
+
+/// No plan is quicker than the best one by more than a [`CLOSE`]th, as a bound proves.
+const fn no_quicker(best: Nanos, bound: Nanos) -> bool {
+    best.0 - best.0 / CLOSE <= bound.0
 }
 
 /// How a job is planned where its first plan is slow.
@@ -85,12 +96,13 @@ enum Way {
 }
 
 /// What comes of the plan that was made at first for a budget. Where it is slow, the job is also
-/// planned in other ways, which are often better.
+/// planned in other ways, which are often better. The linear program is `known` then.
 fn on_rung(
     request: &Request<'_>,
     liveness: &Liveness,
     rival: Option<Nanos>,
     first: Planned,
+    known: &mut Option<Guide>,
 ) -> Result<Planned, PlanError> {
     if hopeless(&first, MOST, rival) || settled(&first) {
         return Ok(first);
@@ -110,15 +122,20 @@ fn on_rung(
     let time = first.run.iteration.0;
     let limit = Nanos(most.min(time.saturating_add(time / polish::MOST)));
     let twice = slow && options.twice && options.extend && options.recompute;
+    let Request { graph, latencies, device, budget, .. } = *request;
     let guided = options.guide && options.swap;
+    *known = guided.then(|| relax::guide(graph, latencies, &device.link, budget));
+    let guide = known.as_ref();
+    let best = rival.map_or(first.run.iteration, |rival| rival.min(first.run.iteration));
+    if guide.is_some_and(|guide| no_quicker(best, unplanned(request) + guide.added)) {
+        return Ok(first);
+    }
     // What takes longest comes first.
-    let ways = [guided.then_some(Way::Guided), Some(Way::Same), twice.then_some(Way::Twice)];
+    let ways = [guide.map(|_| Way::Guided), Some(Way::Same), twice.then_some(Way::Twice)];
     let ways: Vec<Way> = ways.into_iter().flatten().collect();
-    let hints = OnceLock::<Arc<[Hint]>>::new();
-    let drawn = |set: u64| {
-        let Request { graph, latencies, device, budget, .. } = *request;
-        let found = || relax::hints(graph, latencies, &device.link, budget).into();
-        if guided { Memory::Hints(hints.get_or_init(found).clone(), set) } else { Memory::Nothing }
+    let drawn = |set: u64| match guide {
+        Some(guide) => Memory::Hints(guide.hints.clone(), set),
+        None => Memory::Nothing,
     };
     let made = in_parallel(ways.len(), |at| {
         let (options, memory) = match ways[at] {
@@ -208,9 +225,10 @@ pub(super) fn make(
     let asked = request.budget;
     // As rungs are, so that a budget which is one by its blocks is not looked at twice.
     let request = &Request { budget: Bytes(asked.0 / 512 * 512), ..request.clone() };
-    let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
+    let unplanned = unplanned(request);
+    let mut guide = None;
     let (mut best, mut refusal) = match first {
-        Ok(planned) => (Some(on_rung(request, liveness, other, planned)?), None),
+        Ok(planned) => (Some(on_rung(request, liveness, other, planned, &mut guide)?), None),
         Err(PlanError::Infeasible(no)) => (None, Some(no)),
         Err(defect) => return Err(defect),
     };
@@ -232,22 +250,25 @@ pub(super) fn make(
         (!done(&best)).then(|| Bounds::new(request.graph, request.latencies, &request.device.link));
     let time = |best: &Option<Planned>| best.as_ref().map(|b| b.run.iteration);
     // No plan within a budget that is too low is quicker than the best.
-    let too_low = |best: &Option<Planned>, budget: Bytes| {
+    let too_low = |best: &Option<Planned>, guide: &Option<Guide>, budget: Bytes| {
         let time = time(best).into_iter().chain(other).min();
         let added = time.map(|time| Nanos(time.0.saturating_sub(unplanned.0 + 1)));
         let proof = bounds.as_ref().zip(added);
         budget < liveness.floor
-            || proof.is_some_and(|(bounds, added)| bounds.exceeds(added, budget))
+            || proof.is_some_and(|(bounds, added)| {
+                guide.as_ref().is_some_and(|guide| guide.added_within(budget) > added)
+                    || bounds.exceeds(added, budget)
+            })
     };
     for budget in below(request, request.budget) {
-        if done(&best) || budget < reached.unwrap_or_default() || too_low(&best, budget) {
+        if done(&best) || budget < reached.unwrap_or_default() || too_low(&best, &guide, budget) {
             break;
         }
         let rival = time(&best).into_iter().chain(other).min();
         let rung = Request { budget, ..request.clone() };
         match within(&rung, None) {
             Ok(planned) => {
-                let planned = on_rung(&rung, liveness, rival, planned)?;
+                let planned = on_rung(&rung, liveness, rival, planned, &mut guide)?;
                 take(request, &mut best, Some(planned));
             }
             Err(PlanError::Infeasible(_)) if reached.is_none() => {

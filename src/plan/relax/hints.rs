@@ -1,12 +1,14 @@
 //! What the program of [`super`] does with each tensor, as a hint for planners.
 
-use super::path::{AWAY, DROPPED, Prices};
-use super::{Memory, PARTS, Rules, solved};
+use std::sync::Arc;
+
+use super::path::{AWAY, DROPPED, Paths, Prices};
+use super::{MIB, PARTS, Relaxation, Rules, solved};
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::Graph;
 use crate::residency::Residencies;
-use crate::units::Bytes;
+use crate::units::{Bytes, Nanos};
 
 /// How much of a tensor is away over the link, and how much is dropped, at the instant at which
 /// most of it is: parts of [`Hint::WHOLE`].
@@ -27,25 +29,48 @@ impl Hint {
 /// plans gain a third less.
 const LEVELS: usize = PARTS.len() - 1;
 
-/// What the program does with each tensor of a job that keeps its order. The planes that gave the
-/// last prices, with their weights, are a solution of it.
+/// The program of a job that keeps its order, solved.
+#[derive(Debug)]
+pub struct Guide {
+    /// By tensor, what the program does with it. The planes that gave the last prices, with their
+    /// weights, are a solution of it.
+    pub hints: Arc<[Hint]>,
+    /// What any plan in this order adds to the iteration at least.
+    pub added: Nanos,
+    budget: Bytes,
+    /// The relaxation, and its best prices.
+    solved: Option<(Relaxation, Vec<f64>)>,
+}
+
+impl Guide {
+    /// What any plan in this order adds at least within another budget: what the same prices prove.
+    #[must_use]
+    pub fn added_within(&self, budget: Bytes) -> Nanos {
+        let Some((relaxation, point)) = &self.solved else { return Nanos::ZERO };
+        relaxation.proved_for(point, (self.budget.0 as f64 - budget.0 as f64) / MIB)
+    }
+}
+
+/// The program of a job that keeps its order.
 #[must_use]
-pub fn hints(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -> Vec<Hint> {
+pub fn guide(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -> Guide {
     // With what recomputes need, four of eleven plans were slower and two quicker.
     let rules = Rules { budget, late: false, needs: false };
     let residencies = Residencies::new(graph);
     let solved = solved(&residencies, latencies, link, rules, &PARTS[..LEVELS], f64::INFINITY);
     let mut hints = vec![Hint::default(); graph.tensors.len()];
-    let Some((relaxation, found)) = solved else { return hints };
+    let Some((relaxation, found)) = solved else {
+        return Guide { hints: hints.into(), added: Nanos::ZERO, budget, solved: None };
+    };
     let groups = &relaxation.alike.groups;
     let mut shares: Vec<Vec<[f64; 2]>> =
         groups.iter().map(|group| vec![[0.0; 2]; group.course.steps.len()]).collect();
-    let (mut memory, mut prices) = (Memory::default(), Prices::default());
+    let (mut paths, mut prices) = (Paths::default(), Prices::default());
     for (weight, point) in &found.planes {
         relaxation.prices(point, &mut prices);
         for (group, shares) in groups.iter().zip(&mut shares) {
-            memory.paths.best(&group.course, &prices);
-            for ([away, dropped], state) in shares.iter_mut().zip(&memory.paths.path[1..]) {
+            paths.best(&group.course, &prices);
+            for ([away, dropped], state) in shares.iter_mut().zip(&paths.path[1..]) {
                 match *state {
                     AWAY => *away += weight,
                     DROPPED => *dropped += weight,
@@ -62,5 +87,6 @@ pub fn hints(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -
         let hint = Hint { swapped: part(most(0)), dropped: part(most(1)) };
         group.tensors.iter().for_each(|tensor| hints[tensor.index()] = hint);
     }
-    hints
+    let added = relaxation.proved(found.value);
+    Guide { hints: hints.into(), added, budget, solved: Some((relaxation, found.point)) }
 }

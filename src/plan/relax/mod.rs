@@ -64,7 +64,9 @@ mod path;
 #[cfg(test)]
 mod tests;
 
-pub use hints::{Hint, hints};
+pub use hints::{Guide, Hint, guide};
+
+use std::sync::{Mutex, PoisonError};
 
 use bundle::Found;
 use course::{Group, Job};
@@ -73,6 +75,7 @@ use path::{Course, Event, Flow, Paths, Prices};
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::Graph;
+use crate::parallel::in_parallel;
 use crate::residency::Residencies;
 use crate::sim::engine::rate;
 use crate::sim::program::Direction;
@@ -149,11 +152,22 @@ impl Rates {
 /// Memory that evaluations use again.
 #[derive(Debug, Default)]
 struct Memory {
-    paths: Paths,
-    flow: Flow,
     prices: Prices,
+    /// By share of the tensors.
+    shares: Vec<Mutex<Share>>,
+}
+
+/// What some of the tensors come to at some prices.
+#[derive(Debug, Default)]
+struct Share {
+    value: f64,
+    flow: Flow,
+    paths: Paths,
     worths: Vec<f64>,
 }
+
+/// Steps of courses that one core looks at. Starting another one takes as long as some hundred.
+const TOGETHER: usize = 8192;
 
 impl Relaxation {
     /// A relaxation of a job within a budget, with an instant in each of `parts` parts; `None`
@@ -210,25 +224,54 @@ impl Relaxation {
     /// of the iteration's time.
     fn value(&self, point: &[f64], rises: &mut [f64], memory: &mut Memory) -> f64 {
         let n = self.count();
-        let Memory { paths, flow, prices, worths } = memory;
+        let Memory { prices, shares } = memory;
         self.prices(point, prices);
-        flow.clear(n);
-        let mut value = 0.0;
+        // Sums are in a fixed order, on any number of cores.
+        shares.resize_with(self.size().div_ceil(TOGETHER).max(1), Mutex::default);
+        let lock = |at: usize| shares[at].lock().unwrap_or_else(PoisonError::into_inner);
+        in_parallel(shares.len(), |at| {
+            self.share((at, shares.len()), prices, &mut lock(at));
+        });
+        let mut all = lock(0);
+        for at in 1..shares.len() {
+            let share = lock(at);
+            all.value += share.value;
+            all.flow.add(&share.flow);
+        }
+        let Share { value, flow, .. } = &mut *all;
         for at in 0..n {
-            value += prices.memory[at] * self.over[at] - prices.room[at] * self.lengths[at];
+            *value += prices.memory[at] * self.over[at] - prices.room[at] * self.lengths[at];
         }
         for &(early, late, time) in &self.alike.updates {
             let width = (late as usize + n - early as usize) % n;
             let at = (0..=width).map(|by| (early as usize + by) % n);
             let best = at.max_by(|&a, &b| prices.room[a].total_cmp(&prices.room[b])).unwrap_or(0);
-            value -= time * prices.room[best];
+            *value -= time * prices.room[best];
             flow.updates[best] += time;
         }
-        for Group { course, mib, .. } in &self.alike.groups {
-            value -= mib * paths.best(course, prices);
+        let (beside_back, beside_out) = self.link.beside();
+        let Rates { back, out, .. } = self.link;
+        for at in 0..n {
+            let time = self.lengths[at] + flow.updates[at] + flow.again[at];
+            rises[at] = (self.over[at] - flow.away[at]) / back / self.total;
+            rises[n + at] = (flow.back[at] / back + flow.out[at] * beside_back - time) / self.total;
+            rises[2 * n + at] =
+                (flow.out[at] / out + flow.back[at] * beside_out - time) / self.total;
+        }
+        *value / self.total
+    }
+
+    /// What every `count`th group of tensors and every `count`th unit come to.
+    fn share(&self, (first, count): (usize, usize), prices: &Prices, share: &mut Share) {
+        let n = self.count();
+        let Share { value, flow, paths, worths } = share;
+        *value = 0.0;
+        flow.clear(n);
+        for Group { course, mib, .. } in self.alike.groups.iter().skip(first).step_by(count) {
+            *value -= mib * paths.best(course, prices);
             paths.add(course, prices, None, *mib, flow);
         }
-        for unit in &self.alike.units {
+        for unit in self.alike.units.iter().skip(first).step_by(count) {
             let at = |by: usize| unit.early + by - if unit.early + by < n { 0 } else { n };
             worths.clear();
             worths.extend((0..unit.width).map(|by| unit.time * prices.room[at(by)]));
@@ -247,7 +290,7 @@ impl Relaxation {
             }
             let best =
                 (0..unit.width).max_by(|&a, &b| worths[a].total_cmp(&worths[b])).unwrap_or(0);
-            value -= worths[best];
+            *value -= worths[best];
             flow.updates[at(best)] += unit.time;
             for Member { course, mib, event } in &unit.members {
                 let update = match event {
@@ -264,16 +307,6 @@ impl Relaxation {
                 paths.add(course, prices, update, *mib, flow);
             }
         }
-        let (beside_back, beside_out) = self.link.beside();
-        let Rates { back, out, .. } = self.link;
-        for at in 0..n {
-            let time = self.lengths[at] + flow.updates[at] + flow.again[at];
-            rises[at] = (self.over[at] - flow.away[at]) / back / self.total;
-            rises[n + at] = (flow.back[at] / back + flow.out[at] * beside_back - time) / self.total;
-            rises[2 * n + at] =
-                (flow.out[at] / out + flow.back[at] * beside_out - time) / self.total;
-        }
-        value / self.total
     }
 
     /// The point of another relaxation of the same job at which this one has at least its value.
@@ -299,6 +332,26 @@ impl Relaxation {
             None => vec![0.0; 3 * self.count()],
         };
         bundle::rise(self, start, enough / self.total)
+    }
+
+    /// What a value, a part of the iteration's time, proves that every plan adds.
+    fn proved(&self, value: f64) -> Nanos {
+        let added = ((value - SLACK) * self.total).max(0.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "at least 0, and far below 2^64"
+        )]
+        Nanos(added.floor() as u64)
+    }
+
+    /// What prices prove that every plan adds with so many MiB less memory.
+    fn proved_for(&self, point: &[f64], less: f64) -> Nanos {
+        let mut memory = Memory::default();
+        let value = self.value(point, &mut vec![0.0; point.len()], &mut memory);
+        // Each of these MiB is missing at every instant.
+        let prices = memory.prices.memory.iter().sum::<f64>();
+        self.proved(value + prices * less / self.total)
     }
 
     /// The size of one evaluation.
@@ -345,6 +398,8 @@ fn solved(
         if last.as_ref().is_some_and(enough_found) {
             break;
         }
+        // What recomputes need seldom matters to prices, so it may count from the last number on.
+        let rules = Rules { needs: rules.needs && parts == FINEST, ..rules };
         let relaxation = Relaxation::new(residencies, latencies, link, rules, parts)?;
         if last.is_some() && relaxation.size() > SIZE {
             break;
@@ -367,26 +422,18 @@ pub fn added(
     late: bool,
     enough: Nanos,
 ) -> Nanos {
-    let (rules, enough) = (Rules { budget, late, needs: false }, enough.0 as f64);
+    let (rules, enough) = (Rules { budget, late, needs: true }, enough.0 as f64);
     let residencies = Residencies::new(graph);
     let Some(solved) = solved(&residencies, latencies, link, rules, &PARTS, enough) else {
         return Nanos::ZERO;
     };
     let (of, found) = &solved;
     let mut value = found.value;
-    if value * of.total < enough {
-        // What recomputes need seldom matters to prices, so the best ones are near.
-        let rules = Rules { needs: true, ..rules };
+    if value * of.total < enough && of.parts < FINEST {
         let more = Relaxation::new(&residencies, latencies, link, rules, of.parts);
         let more = more.filter(|more| more.size() <= SIZE);
         let risen = more.map(|more| more.rise(Some(&solved), enough).value);
         value = risen.unwrap_or(value).max(value);
     }
-    let best = ((value - SLACK) * of.total).max(0.0);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "at least 0, and far below 2^64"
-    )]
-    Nanos(best.floor() as u64)
+    of.proved(value)
 }

@@ -84,6 +84,15 @@ impl Flow {
             all.resize(count, 0.0);
         }
     }
+
+    /// Adds what other paths take.
+    pub(super) fn add(&mut self, other: &Self) {
+        let Self { away, back, out, again, updates } = self;
+        let others = [&other.away, &other.back, &other.out, &other.again, &other.updates];
+        for (all, other) in [away, back, out, again, updates].into_iter().zip(others) {
+            all.iter_mut().zip(other).for_each(|(all, other)| *all += other);
+        }
+    }
 }
 
 /// A tensor's states at an instant: resident with a copy on the host that is out of date, resident
@@ -95,69 +104,39 @@ pub(super) const DROPPED: usize = 3;
 
 const NONE: f64 = f64::NEG_INFINITY;
 
-type Values = [f64; 4];
+/// A value for each state, for paths that begin in different states: one in each lane. They are
+/// found together, as a step of one waits for the step before it alone.
+type Values<const L: usize> = [[f64; L]; 4];
 
-/// What a step of a course costs for each MiB.
+/// The states in which a path round the iteration may begin. Processors like an even number of
+/// lanes, so one is left empty.
+const STARTS: [usize; 3] = [STALE, COPIED, AWAY];
+const LANES: usize = 4;
+
+/// What a step of a course costs for each MiB, and what it is worth. What can't be done costs
+/// infinitely much, so that no step has to ask.
+#[derive(Clone, Copy, Debug)]
 struct Costs {
+    /// Copying it out.
     out: f64,
-    /// For what is away, and for what is dropped.
+    /// Bringing back what is away, and what is dropped.
     back: f64,
     again: f64,
+    /// Resting where it is, if that is not the device.
+    rests: f64,
+    /// That its copy on the host gets out of date, and that it stays right.
+    writes: f64,
+    keeps: f64,
+    /// Dropping it.
+    drops: f64,
+    /// What it is worth to be on the device at the instant, and not to be.
+    here: f64,
+    gone: f64,
 }
 
 /// Nanoseconds for each MiB of what can be made again.
 fn remaking(price: u64) -> f64 {
     price as f64 * 1.024
-}
-
-impl Costs {
-    fn of(course: &Course, step: &Step, prices: &Prices) -> Self {
-        let at = step.at as usize;
-        let copied_part = f64::from(course.copied) / 256.0;
-        let again = match step.price {
-            NEVER => f64::INFINITY,
-            price => prices.again[at] * remaking(price),
-        };
-        Self {
-            out: prices.out[at] * copied_part,
-            back: (prices.back[at] * copied_part).min(again),
-            again,
-        }
-    }
-
-    /// What it costs to be in each state behind an event, from one state before it.
-    #[inline]
-    fn row(&self, event: Event, from: usize) -> Values {
-        let comes = match from {
-            AWAY => self.back,
-            DROPPED => self.again,
-            _ => 0.0,
-        };
-        let stale = event == Event::Write || from == STALE || from == DROPPED;
-        let (stays, out) = if stale { (comes, comes + self.out) } else { (f64::INFINITY, comes) };
-        let drops = if self.again == f64::INFINITY { f64::INFINITY } else { comes };
-        let mut row = [stays, out, out, drops];
-        // What was away or dropped and stays so where nothing uses it.
-        if event == Event::None && from >= AWAY {
-            row[from] = 0.0;
-        }
-        row
-    }
-
-    // In one piece: several loops ask for it.
-    #[inline(never)]
-    fn table(&self, event: Event) -> [Values; 4] {
-        std::array::from_fn(|from| self.row(event, from))
-    }
-}
-
-/// What it is worth to be in each state at an instant.
-fn worth(instant: Instant, memory: f64) -> Values {
-    match instant {
-        Instant::Held => [0.0, 0.0, NONE, NONE],
-        Instant::Counted => [0.0, 0.0, memory, memory],
-        Instant::Extra => [-memory, -memory, 0.0, 0.0],
-    }
 }
 
 /// The larger one. (Unlike `f64::max` it is one instruction; nothing here is not a number.)
@@ -166,76 +145,156 @@ const fn larger(a: f64, b: f64) -> f64 {
     if a > b { a } else { b }
 }
 
-#[inline]
-fn forward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
-    let mut best = [NONE; 4];
-    for (value, row) in values.iter().zip(table) {
-        for (best, cost) in best.iter_mut().zip(row) {
-            *best = larger(value - cost, *best);
+impl Costs {
+    /// Of a step in which `event` happens.
+    #[inline(never)]
+    fn of(course: &Course, step: &Step, event: Event, prices: &Prices) -> Self {
+        let at = step.at as usize;
+        let copied_part = f64::from(course.copied) / 256.0;
+        let free_if = |free| if free { 0.0 } else { f64::INFINITY };
+        let again = match step.price {
+            NEVER => f64::INFINITY,
+            price => prices.again[at] * remaking(price),
+        };
+        let memory = prices.memory[at];
+        let (here, gone) = match step.instant {
+            Instant::Held => (0.0, NONE),
+            Instant::Counted => (0.0, memory),
+            Instant::Extra => (-memory, 0.0),
+        };
+        Self {
+            out: prices.out[at] * copied_part,
+            back: (prices.back[at] * copied_part).min(again),
+            again,
+            rests: free_if(event == Event::None),
+            writes: free_if(event == Event::Write),
+            keeps: free_if(event != Event::Write),
+            drops: free_if(step.price != NEVER),
+            here,
+            gone,
         }
     }
-    std::array::from_fn(|to| best[to] + worth[to])
+
+    /// The best values behind a step, from those before it.
+    #[inline]
+    fn forward<const L: usize>(&self, values: &Values<L>) -> Values<L> {
+        let mut next = [[NONE; L]; 4];
+        for lane in 0..L {
+            let [stale, copied, away, dropped] = values.map(|lanes| lanes[lane]);
+            let right = larger(copied, away - self.back);
+            let stale = larger(larger(stale, dropped - self.again), right - self.writes);
+            let right = right - self.keeps;
+            let left = larger(stale - self.out, right);
+            let drops = larger(stale, right) - self.drops;
+            next[STALE][lane] = stale + self.here;
+            next[COPIED][lane] = left + self.here;
+            next[AWAY][lane] = larger(left, away - self.rests) + self.gone;
+            next[DROPPED][lane] = larger(drops, dropped - self.rests) + self.gone;
+        }
+        next
+    }
+
+    /// The best values before a step, from those behind it.
+    #[inline]
+    fn backward<const L: usize>(&self, values: &Values<L>) -> Values<L> {
+        let mut before = [[NONE; L]; 4];
+        for lane in 0..L {
+            let [stale, copied, away, dropped] = values.map(|lanes| lanes[lane]);
+            let (away, dropped) = (away + self.gone, dropped + self.gone);
+            let left = larger(copied + self.here, away);
+            let drops = dropped - self.drops;
+            let stale = larger(larger(stale + self.here, left - self.out), drops);
+            let right = larger(larger(left, drops) - self.keeps, stale - self.writes);
+            before[STALE][lane] = stale;
+            before[COPIED][lane] = right;
+            before[AWAY][lane] = larger(right - self.back, away - self.rests);
+            before[DROPPED][lane] = larger(stale - self.again, dropped - self.rests);
+        }
+        before
+    }
+
+    /// What it costs to go from one state to another.
+    fn way(&self, from: usize, to: usize) -> f64 {
+        if from == to && from >= AWAY && self.rests == 0.0 {
+            return 0.0;
+        }
+        let comes = match from {
+            AWAY => self.back,
+            DROPPED => self.again,
+            _ => 0.0,
+        };
+        let stale = from == STALE || from == DROPPED || self.writes == 0.0;
+        match to {
+            STALE if !stale => f64::INFINITY,
+            COPIED | AWAY if stale => comes + self.out,
+            DROPPED => comes + self.drops,
+            _ => comes,
+        }
+    }
+
+    /// The state from which the best path comes to a state, by the values before the step.
+    fn from<const L: usize>(&self, values: &Values<L>, lane: usize, to: usize) -> usize {
+        let value = |from: usize| values[from][lane] - self.way(from, to);
+        (0..4).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap_or(STALE)
+    }
 }
-
-#[inline]
-fn backward(values: &Values, table: &[Values; 4], worth: &Values) -> Values {
-    let ahead: Values = std::array::from_fn(|to| values[to] + worth[to]);
-    std::array::from_fn(|from| {
-        let value = |to: usize| ahead[to] - table[from][to];
-        larger(larger(value(0), value(1)), larger(value(2), value(3)))
-    })
-}
-
-/// The most states in which a path may begin.
-const STARTS: usize = 3;
-
-/// The best values of paths that begin in different states. They are found together, as a step of
-/// one waits for the step before it alone.
-type All = [Values; STARTS];
 
 /// Memory for paths that is used again.
 #[derive(Debug, Default)]
 pub(super) struct Paths {
-    tables: Vec<[Values; 4]>,
-    worths: Vec<Values>,
-    forward: Vec<All>,
-    behind: Vec<All>,
+    costs: Vec<Costs>,
+    /// The best values before each step and behind the last one: round the iteration, and through
+    /// a life, which begins as it is generated.
+    round: Vec<Values<LANES>>,
+    life: Vec<Values<1>>,
+    behind: Vec<Values<LANES>>,
     /// The states of the path that was walked last.
     pub(super) path: Vec<usize>,
 }
 
+/// No value, but for nothing in some states, each in its lane.
+fn start<const L: usize>(states: &[usize]) -> Values<L> {
+    let mut values = [[NONE; L]; 4];
+    for (lane, state) in states.iter().enumerate() {
+        values[*state][lane] = 0.0;
+    }
+    values
+}
+
+/// The best values before each step and behind the last one.
+fn run<const L: usize>(costs: &[Costs], mut values: Values<L>, all: &mut Vec<Values<L>>) {
+    all.clear();
+    all.push(values);
+    for costs in costs {
+        values = costs.forward(&values);
+        all.push(values);
+    }
+}
+
+/// Finds the states of the best path to a state at the end.
+fn trace<const L: usize>(
+    (costs, all): (&[Costs], &[Values<L>]),
+    lane: usize,
+    end: usize,
+    path: &mut Vec<usize>,
+) {
+    path.clear();
+    path.push(end);
+    let mut to = end;
+    for (costs, before) in costs.iter().zip(all).rev() {
+        to = costs.from(before, lane, to);
+        path.push(to);
+    }
+    path.reverse();
+}
+
 impl Paths {
+    // In one piece: several loops ask for it.
+    #[inline(never)]
     fn prepare(&mut self, course: &Course, prices: &Prices) {
-        self.tables.clear();
-        self.worths.clear();
-        for step in &course.steps {
-            self.tables.push(Costs::of(course, step, prices).table(step.event));
-            self.worths.push(worth(step.instant, prices.memory[step.at as usize]));
-        }
-    }
-
-    /// The best values from each of these states on.
-    fn run(&mut self, starts: &[usize]) {
-        self.forward.clear();
-        let mut all = [[NONE; 4]; STARTS];
-        for (values, start) in all.iter_mut().zip(starts) {
-            values[*start] = 0.0;
-        }
-        self.forward.push(all);
-        let one = starts.len() == 1;
-        for (table, worth) in self.tables.iter().zip(&self.worths) {
-            all = if one {
-                [forward(&all[0], table, worth), all[1], all[2]]
-            } else {
-                all.map(|values| forward(&values, table, worth))
-            };
-            self.forward.push(all);
-        }
-    }
-
-    /// The states in which a path may begin. One through a life begins as it is generated.
-    const fn starts(course: &Course) -> &'static [usize] {
-        if course.round { &[STALE, COPIED, AWAY] } else { &[STALE] }
+        self.costs.clear();
+        let of = |step| Costs::of(course, step, step.event, prices);
+        self.costs.extend(course.steps.iter().map(of));
     }
 
     /// What the best path is worth.
@@ -253,46 +312,35 @@ impl Paths {
     ) -> f64 {
         self.prepare(course, prices);
         let step = &course.steps[update];
-        self.tables[update] = Costs::of(course, step, prices).table(event.max(step.event));
+        self.costs[update] = Costs::of(course, step, event.max(step.event), prices);
         self.walk(course)
     }
 
     /// The best path over what was prepared.
     fn walk(&mut self, course: &Course) -> f64 {
-        let starts = Self::starts(course);
-        self.run(starts);
-        let ends = self.forward.last().copied().unwrap_or([[NONE; 4]; STARTS]);
-        let mut best: Option<(f64, usize)> = None;
-        for (number, (ends, &start)) in ends.iter().zip(starts).enumerate() {
-            let end = if course.round { ends[start] } else { ends[STALE].max(ends[COPIED]) };
-            if best.is_none_or(|best| end > best.0) {
-                best = Some((end, number));
+        let Self { costs, round, life, path, .. } = self;
+        if !course.round {
+            run(costs, start(&[STALE]), life);
+            let [[stale], [copied], ..] = life[costs.len()];
+            let (value, end) = if stale >= copied { (stale, STALE) } else { (copied, COPIED) };
+            trace((costs, life), 0, end, path);
+            return value;
+        }
+        run(costs, start(&STARTS), round);
+        let ends = &round[costs.len()];
+        let value = |lane: usize| ends[STARTS[lane]][lane];
+        let mut best = 0;
+        for lane in 1..STARTS.len() {
+            if value(lane) > value(best) {
+                best = lane;
             }
         }
-        let Some((value, number)) = best else { return 0.0 };
-        let (start, ends) = (starts[number], ends[number]);
-        self.trace(
-            number,
-            if course.round || ends[STALE] >= ends[COPIED] { start } else { COPIED },
-        );
-        value
+        trace((costs, round), best, STARTS[best], path);
+        value(best)
     }
 
-    /// Finds the states of the best path from one of the starts to a state at the end.
-    fn trace(&mut self, start: usize, end: usize) {
-        self.path.clear();
-        self.path.push(end);
-        let mut to = end;
-        for at in (0..self.tables.len()).rev() {
-            let value = |from: usize| self.forward[at][start][from] - self.tables[at][from][to];
-            let from = (0..4).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap_or(STALE);
-            self.path.push(from);
-            to = from;
-        }
-        self.path.reverse();
-    }
-
-    /// For each of these steps what the best path is worth on which an update happens there.
+    /// For each of these steps what the best path round the iteration is worth on which an update
+    /// happens there.
     pub(super) fn with_updates(
         &mut self,
         course: &Course,
@@ -303,32 +351,24 @@ impl Paths {
         bytes: f64,
     ) {
         self.prepare(course, prices);
-        let n = course.steps.len();
-        let starts = Self::starts(course);
-        self.run(starts);
-        let mut all = [[NONE; 4]; STARTS];
-        for (values, start) in all.iter_mut().zip(starts) {
-            if course.round {
-                values[*start] = 0.0;
-            } else {
-                (values[STALE], values[COPIED]) = (0.0, 0.0);
-            }
-        }
-        self.behind.clear();
-        self.behind.resize(n + 1, all);
-        for at in (0..n).rev() {
-            let (table, worth) = (&self.tables[at], &self.worths[at]);
-            all = all.map(|values| backward(&values, table, worth));
-            self.behind[at] = all;
+        let Self { costs, round, behind, .. } = self;
+        run(costs, start(&STARTS), round);
+        let mut values = start(&STARTS);
+        behind.clear();
+        behind.resize(costs.len() + 1, values);
+        for (costs, behind) in costs.iter().zip(behind.iter_mut()).rev() {
+            values = costs.backward(&values);
+            *behind = values;
         }
         for (worth, at) in worths.iter_mut().zip(steps) {
             let step = &course.steps[at];
-            let table = Costs::of(course, step, prices).table(event.max(step.event));
+            let costs = Costs::of(course, step, event.max(step.event), prices);
+            let through = costs.backward(&behind[at + 1]);
             let mut best = NONE;
-            for start in 0..starts.len() {
-                let through = backward(&self.behind[at + 1][start], &table, &self.worths[at]);
-                let value = (0..4).map(|from| self.forward[at][start][from] + through[from]);
-                best = value.fold(best, larger);
+            for (before, through) in round[at].iter().zip(&through) {
+                for (before, through) in before.iter().zip(through) {
+                    best = larger(before + through, best);
+                }
             }
             *worth += best * bytes;
         }
@@ -343,39 +383,37 @@ impl Paths {
         bytes: f64,
     ) {
         self.prepare(course, prices);
-        self.run(&[STALE]);
+        run(&self.costs, start(&[STALE]), &mut self.life);
         let first = course.steps.len() - worths.len();
         for (at, worth) in (first..).zip(worths.iter_mut()) {
             *worth += bytes * self.ending(course, prices, at).0;
         }
     }
 
-    /// The best path that ends with a use in a step, and the state before it.
-    fn ending(&self, course: &Course, prices: &Prices, at: usize) -> (f64, usize) {
-        let costs = Costs::of(course, &course.steps[at], prices);
-        let event = course.steps[at].event.max(Event::Use);
-        let before = &self.forward[at][0];
-        let value = |from: usize| {
-            let row = costs.row(event, from);
-            larger(before[from] - row[STALE], before[from] - row[COPIED])
-        };
-        let from = (0..4).max_by(|&a, &b| value(a).total_cmp(&value(b))).unwrap_or(STALE);
-        (value(from), from)
+    /// The best path that ends with a use in a step: its worth, and the states before and behind
+    /// that step.
+    fn ending(&self, course: &Course, prices: &Prices, at: usize) -> (f64, usize, usize) {
+        let step = &course.steps[at];
+        let costs = Costs::of(course, step, step.event.max(Event::Use), prices);
+        let mut best = (NONE, STALE, STALE);
+        for (from, [before]) in self.life[at].iter().enumerate() {
+            for to in [COPIED, STALE] {
+                let value = before - costs.way(from, to);
+                if value >= best.0 {
+                    best = (value, from, to);
+                }
+            }
+        }
+        best
     }
 
     /// Walks the best path that ends with a use in a step.
     pub(super) fn walk_until(&mut self, course: &Course, prices: &Prices, at: usize) -> f64 {
         self.prepare(course, prices);
-        self.run(&[STALE]);
-        let (value, from) = self.ending(course, prices, at);
-        self.tables.truncate(at);
-        self.trace(0, from);
-        let step = &course.steps[at];
-        let costs = Costs::of(course, step, prices);
-        let event = step.event.max(Event::Use);
-        let row = costs.row(event, from);
-        let stale = row[STALE] <= row[COPIED];
-        self.path.push(if stale { STALE } else { COPIED });
+        run(&self.costs, start(&[STALE]), &mut self.life);
+        let (value, from, to) = self.ending(course, prices, at);
+        trace((&self.costs[..at], &self.life), 0, from, &mut self.path);
+        self.path.push(to);
         value
     }
 
@@ -400,8 +438,8 @@ impl Paths {
             let rests = event == Event::None && from >= AWAY && from == to;
             if !rests {
                 let copied = from == AWAY && {
-                    let costs = Costs::of(course, step, prices);
-                    costs.again > prices.back[at] * copied_part
+                    let again = prices.again[at] * remaking(step.price);
+                    step.price == NEVER || again > prices.back[at] * copied_part
                 };
                 if copied {
                     flow.back[at] += mib * copied_part;

@@ -243,6 +243,21 @@ fn a_job_of_updates_alone_is_not_bounded() {
         let bound = added(&updates, &times, &device.link, Bytes(512), late, Nanos(u64::MAX));
         assert_eq!(bound, Nanos::ZERO);
     }
-    let hints = hints(&updates, &times, &device.link, Bytes(512));
-    assert!(hints.iter().all(|hint| *hint == Hint::default()));
+    let Guide { hints, added, .. } = guide(&updates, &times, &device.link, Bytes(512));
+    assert!(added == Nanos::ZERO && hints.iter().all(|hint| *hint == Hint::default()));
+}
+
+#[test]
+fn prices_of_one_budget_bound_another_one() {
+    let graph = crate::exact::resnet18();
+    let device = builtin::find("rtx4090").unwrap();
+    let times = latencies(&graph, &device, None);
+    let of = |budget| guide(&graph, &times, &device.link, budget);
+    let peak = Liveness::of(&graph).peak.0;
+    let (half, less) = (Bytes(peak / 2), Bytes(peak / 2 - peak / 20));
+    let (guide, tighter) = (of(half), of(less));
+    assert_eq!(guide.added_within(half), guide.added);
+    let proved = guide.added_within(less);
+    assert!(proved > guide.added && proved.0 <= tighter.added.0 + tighter.added.0 / 1000);
+    assert!(guide.added_within(Bytes(peak)) == Nanos::ZERO);
 }
