@@ -18,11 +18,13 @@ use std::collections::BTreeMap;
 use super::budget::{self, PlanError, Planned, Request};
 use super::method::Method;
 use super::residency::Residencies;
+use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::job::arrange::{Arrangement, Moved, Pieces, arrange, splittable};
 use crate::job::liveness::Liveness;
 use crate::job::optimizer::is_update;
 use crate::job::{Graph, Operator, Role};
+use crate::parallel::in_parallel;
 use crate::sim::reserved::Framework;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
@@ -172,22 +174,34 @@ fn in_all_orders(
     if time(&made).is_some_and(|time| time <= unplanned) {
         return made;
     }
-    let with = |made, candidate: Candidate| {
-        let planned = budget::make_against(&candidate.request(request), framework, time(&made));
-        let graph = Some(candidate.graph);
-        quicker(made, planned.map(|planned| Arranged { planned, graph }))
+    let with = |made, early: Early| {
+        let time = time(&made);
+        quicker(made, early.make(request, framework, time))
     };
     let settled = made.as_ref().is_ok_and(|made| budget::settled(&made.planned));
     let made = other.filter(|_| !settled).into_iter().fold(made, with);
     let usual = time(&made).unwrap_or(Nanos(u64::MAX));
     let finer = finer(request).filter(|_| framework.is_none() && slow(&made));
     let made = match finer.and_then(|piece| candidate(request, piece)) {
-        Some(candidate) => with(made, candidate),
+        Some(candidate) => with(made, candidate.into()),
         None => made,
     };
     let finer = finer.filter(|_| time(&made).is_some_and(|time| time < usual));
     let sizes = finer.into_iter().chain([PIECE]);
-    sizes.flat_map(|piece| delayed::candidates(request, piece)).fold(made, with)
+    let mut delayed: Vec<Early> =
+        sizes.flat_map(|piece| delayed::candidates(request, piece)).map(Early::from).collect();
+    if framework.is_none() {
+        // The likely ones first, so that less is tried for the others.
+        let first = |at: usize| {
+            let early: &Early = &delayed[at];
+            budget::First::of(&early.candidate.request(request), None)
+        };
+        let firsts = in_parallel(delayed.len(), first);
+        delayed.iter_mut().zip(firsts).for_each(|(early, first)| early.first = Some(first));
+        let time = |early: &Early| early.first.as_ref().and_then(budget::First::time);
+        delayed.compact_sort_by_key(|early| time(early).unwrap_or(Nanos(u64::MAX)));
+    }
+    delayed.into_iter().fold(made, with)
 }
 
 /// There is no plan, or one that can be made quicker by more than a little.
@@ -209,14 +223,52 @@ fn finer(request: &Request<'_>) -> Option<u64> {
     (may && pieces(request.graph, finer) != pieces(request.graph, PIECE)).then_some(finer)
 }
 
+/// An order with early updates.
+struct Early {
+    candidate: Candidate,
+    /// Its first plan for an arena, where that was made.
+    first: Option<budget::First>,
+}
+
+impl From<Candidate> for Early {
+    fn from(candidate: Candidate) -> Self {
+        Self { candidate, first: None }
+    }
+}
+
+impl Early {
+    /// Its first plan for an arena.
+    fn first(&mut self, request: &Request<'_>) -> &budget::First {
+        let make = || budget::First::of(&self.candidate.request(request), None);
+        self.first.get_or_insert_with(make)
+    }
+
+    /// The plan for a budget; only a quicker one where there is another.
+    fn make(
+        self,
+        request: &Request<'_>,
+        framework: Option<&Framework>,
+        other: Option<Nanos>,
+    ) -> Result<Arranged, PlanError> {
+        let arranged = self.candidate.request(request);
+        let planned = match self.first.filter(|_| framework.is_none()) {
+            Some(first) => budget::make_of(&arranged, first, other),
+            None => budget::make_against(&arranged, framework, other),
+        }?;
+        Ok(Arranged { planned, graph: Some(self.candidate.graph) })
+    }
+}
+
 /// The early orders with gradients whole and in pieces, where they differ. The one whose first
 /// plan is the quicker one comes first; with whole gradients also where there is little to gain.
-fn early_orders(request: &Request<'_>) -> [Option<Candidate>; 2] {
-    let Some(in_pieces) = candidate(request, PIECE) else { return [None, None] };
-    let Some(whole) = gradients::whole(request) else { return [Some(in_pieces), None] };
-    let first = |of: &Candidate| budget::First::of(&of.request(request), None);
-    let of_whole = first(&whole);
-    if of_whole.is_slow() && first(&in_pieces).is_quicker_than(&of_whole) {
+fn early_orders(request: &Request<'_>) -> [Option<Early>; 2] {
+    let in_pieces = candidate(request, PIECE).map(Early::from);
+    let Some(mut in_pieces) = in_pieces else { return [None, None] };
+    let Some(mut whole) = gradients::whole(request).map(Early::from) else {
+        return [Some(in_pieces), None];
+    };
+    let of_whole = whole.first(request);
+    if of_whole.is_slow() && in_pieces.first(request).is_quicker_than(of_whole) {
         [Some(in_pieces), Some(whole)]
     } else {
         [Some(whole), Some(in_pieces)]
@@ -226,42 +278,36 @@ fn early_orders(request: &Request<'_>) -> [Option<Candidate>; 2] {
 fn in_two_orders(
     request: &Request<'_>,
     framework: Option<&Framework>,
-    candidate: Option<Candidate>,
+    early: Option<Early>,
 ) -> Result<Arranged, PlanError> {
-    let Some(candidate) = candidate else {
+    let Some(early) = early else {
         return budget::make_for(request, framework).map(alone);
     };
     let own = |other| budget::make_against(request, framework, other).map(alone);
-    let other = |own| {
-        let planned = budget::make_against(&candidate.request(request), framework, own)?;
-        Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
-    };
     let peak = Liveness::of(request.graph).peak;
-    let lower = much_lower(freed_after_use(&candidate.graph), freed_after_use(request.graph));
+    let arranged = freed_after_use(&early.candidate.graph);
+    let lower = much_lower(arranged, freed_after_use(request.graph));
     if lower && request.budget < peak {
-        return match other(None) {
+        return match early.make(request, framework, None) {
             Err(PlanError::Infeasible(no)) => quicker(own(None), Err(PlanError::Infeasible(no))),
-            other => other,
+            made => made,
         };
     }
     if framework.is_none() {
-        return the_likely_one_first(request, &candidate);
+        return the_likely_one_first(request, early);
     }
     let own = own(None);
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
     if time(&own).is_some_and(|own| own <= unplanned) {
         return own;
     }
-    let other = other(time(&own));
+    let other = early.make(request, framework, time(&own));
     quicker(own, other)
 }
 
 /// For an arena. The order whose first plan is the quicker one goes first, so that less is tried
 /// for the other.
-fn the_likely_one_first(
-    request: &Request<'_>,
-    candidate: &Candidate,
-) -> Result<Arranged, PlanError> {
+fn the_likely_one_first(request: &Request<'_>, mut early: Early) -> Result<Arranged, PlanError> {
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
     let is_ideal = |time: Option<Nanos>| time.is_some_and(|time| time <= unplanned);
     let make_own = |first, rival| budget::make_of(request, first, rival).map(alone);
@@ -269,14 +315,8 @@ fn the_likely_one_first(
     if is_ideal(own.time()) {
         return make_own(own, None);
     }
-    let arranged = candidate.request(request);
-    let make_other = |first, rival| {
-        let planned = budget::make_of(&arranged, first, rival)?;
-        Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
-    };
-    let other = budget::First::of(&arranged, None);
-    if other.is_quicker_than(&own) {
-        let other = make_other(other, None);
+    if early.first(request).is_quicker_than(&own) {
+        let other = early.make(request, None, None);
         let own = make_own(own, time(&other));
         return quicker(own, other);
     }
@@ -284,7 +324,7 @@ fn the_likely_one_first(
     if is_ideal(time(&own)) {
         return own;
     }
-    let other = make_other(other, time(&own));
+    let other = early.make(request, None, time(&own));
     quicker(own, other)
 }
 
