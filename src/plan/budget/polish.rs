@@ -58,6 +58,10 @@ const SLOW: u64 = 64;
 /// with the usual effort.
 const CALM: u64 = 16;
 
+/// How many times the steps are tried for a framework's allocator, for which single choices matter
+/// most.
+const FRAMEWORK: u32 = 4;
+
 /// Whether there is enough to gain.
 pub(crate) fn slow(planned: &Planned) -> bool {
     adds_more(planned, SLOW)
@@ -93,7 +97,8 @@ pub(super) fn polish(
     // Beyond that it is the link that everything waits for, and a search at random finds little.
     let more = basis.framework.is_none() && (effort > EFFORT || !adds_more(&best, CALM));
     let pairs = thorough && basis.options.pairs;
-    let options = Options { pairs, ..basis.options.clone() };
+    let times = if basis.framework.is_some() { FRAMEWORK } else { 1 };
+    let options = Options { pairs, effort: effort.saturating_mul(times), ..basis.options.clone() };
     let random = (more && options.random).then_some(Before::Random);
     let first = best.clone();
     for before in [Before::Nothing, Before::Linger].into_iter().chain(random) {

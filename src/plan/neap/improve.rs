@@ -491,7 +491,7 @@ impl<'a, 'o> Search<'a, 'o> {
             let times = chain.operators.iter().map(|id| self.given.latencies[id.index()].time.0);
             dear.push((times.sum(), tensor, false));
         }
-        dear.sort_unstable_by_key(|&(cost, tensor, swap)| (Reverse(cost), tensor, swap));
+        dear.compact_sort_by_key(|&(cost, tensor, swap)| (Reverse(cost), tensor, swap));
         dear.into_iter().map(|(_, tensor, swap)| (tensor, swap))
     }
 }

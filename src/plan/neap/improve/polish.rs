@@ -99,11 +99,11 @@ pub const MOST: u64 = 8;
 const TARGETS: u64 = 8;
 
 /// Steps of polishing for each step of effort.
-const STEPS: u32 = 8;
+const STEPS: u32 = 2;
 
 /// How many operators are decided for in all when pairs of changes are tried, for each step of
 /// effort.
-const PAIRED: u64 = 1 << 16;
+const PAIRED: u64 = 1 << 14;
 
 /// How many tensors that leave last stay over the end of the iteration, tried in turn. With all of
 /// them the first copies of the next iteration have to wait.

@@ -21,9 +21,8 @@ use crate::units::TensorId;
 /// How many operators are decided for in all, for each step of effort.
 const OPERATORS: u64 = 1 << 13;
 
-/// With the usual effort it is this part of that (one in four): twice as many steps gain at most a
-/// thousandth of the time.
-const USUAL: u64 = 4;
+/// With the usual effort it is this part of that (one in 16).
+const USUAL: u64 = 16;
 
 /// At most this many rules are changed at once.
 const RULES: usize = 3;
