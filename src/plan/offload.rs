@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::residency::{Gap, Residencies, Swap};
+use crate::compact::CompactSort;
 use crate::job::{Phase, Role};
 use crate::units::{OpId, TensorId};
 
@@ -54,7 +55,7 @@ fn streamed<'a>(given: &Given<'a>, ahead: bool) -> Residencies<'a> {
         .iter()
         .flat_map(|&t| residencies.lifetime(t).uses.iter().map(|slot| slot / 2))
         .collect();
-    updates.sort_unstable();
+    updates.compact_sort();
     updates.dedup();
     let end = u32::try_from(residencies.load.slots().saturating_sub(2)).unwrap_or(u32::MAX);
     let mut pinned = given.pinned.0;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::Metadata;
 
 use super::{seed, support};
-use crate::compact::Gather;
+use crate::compact::{CompactSort, Gather};
 use crate::files;
 use crate::job::{Arg, Dtype, Graph, Role, Tensor};
 use crate::units::TensorId;
@@ -282,7 +282,7 @@ fn check(
             let _ = write!(text, " nor {} others that the graph wants", missing.len() - 1);
         }
         let mut some: Vec<&str> = names.iter().map(String::as_str).collect();
-        some.sort_unstable();
+        some.compact_sort();
         some.truncate(4);
         let _ = write!(text, "; it has {} tensors, such as {}", names.len(), some.join(", "));
         return Err(text);

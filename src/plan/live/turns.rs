@@ -30,7 +30,7 @@ pub fn begin(policy: &Policy, residents: &[Resident]) -> Vec<usize> {
     // A policy of one job at a time waits for the running one.
     let busy = policy.style.in_turn() && residents.iter().any(|resident| resident.running);
     chosen.retain(|&job| !busy && residents[job].ready && !residents[job].running);
-    chosen.sort_unstable();
+    chosen.compact_sort();
     chosen
 }
 

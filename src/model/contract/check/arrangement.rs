@@ -48,7 +48,7 @@ pub fn prove(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
 /// Each operator in pieces, and no other, has a latency as a whole.
 fn whole(job: &JobPlan, origin: &Origin) -> Result<(), String> {
     let mut split: Vec<OpId> = job.arrangement.pieces.iter().map(|p| p.operator).collect();
-    split.sort_unstable();
+    split.compact_sort();
     if !job.whole.keys().eq(&split) || job.whole.values().any(|l| l.time == Nanos::ZERO) {
         return Err("each operator in pieces has one latency as a whole, of 1 ns at least".into());
     }

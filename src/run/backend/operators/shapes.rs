@@ -263,7 +263,7 @@ pub fn once(view: &View) -> bool {
         .filter(|(n, _)| **n != 1)
         .map(|(&n, &s)| (s, n))
         .collect();
-    dims.sort_unstable();
+    dims.compact_sort();
     let mut reach = 0;
     view.shape.contains(&0)
         || dims.iter().all(|&(step, extent)| {
