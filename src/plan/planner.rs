@@ -55,7 +55,7 @@ pub enum Memory {
     /// Nothing.
     #[default]
     Nothing,
-    /// What a linear program says of each tensor ([`crate::relax::hints`]), and the number of the
+    /// What a linear program says of each tensor ([`crate::relax::Guide`]), and the number of the
     /// set of draws by it.
     Hints(Arc<[Hint]>, u64),
     /// What it learned while it decided for a similar target.

@@ -13,7 +13,7 @@ use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
 use crate::neap::improve::polish::{self, Before, Judge};
-use crate::neap::{EFFORT, Options, Warm};
+use crate::neap::{MUCH, Options, Warm};
 use crate::planner::{Decision, Given};
 use crate::residency::Residencies;
 use crate::sim::program::Program;
@@ -55,7 +55,7 @@ impl Basis {
 const SLOW: u64 = 64;
 
 /// Where added time is at most this part of the unplanned time, rules are changed at random even
-/// with the usual effort.
+/// with no more than [`MUCH`] effort.
 const CALM: u64 = 16;
 
 /// How many times the steps are tried for a framework's allocator, for which single choices matter
@@ -95,7 +95,7 @@ pub(super) fn polish(
     let given = [basis.target, budget.max(basis.target)].map(given);
     let Options { effort, thorough, .. } = basis.options;
     // Beyond that it is the link that everything waits for, and a search at random finds little.
-    let more = basis.framework.is_none() && (effort > EFFORT || !adds_more(&best, CALM));
+    let more = basis.framework.is_none() && (effort > MUCH || !adds_more(&best, CALM));
     let pairs = thorough && basis.options.pairs;
     let times = if basis.framework.is_some() { FRAMEWORK } else { 1 };
     let options = Options { pairs, effort: effort.saturating_mul(times), ..basis.options.clone() };

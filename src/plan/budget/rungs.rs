@@ -5,7 +5,8 @@
 //! depends on the rung alone, and a rung is passed over only where the lower bound proves that
 //! nothing there is quicker ([`Bounds::exceeds`]). A plan is polished ([`mod@super::polish`]) only
 //! where that can make it the quickest, given that polishing never gained an eighth
-//! ([`neap::improve::polish::MOST`]). So
+//! ([`neap::improve::polish::MOST`]). Nothing is looked for where a linear program proves that it
+//! gains less than a `CLOSE`th. So, up to that part,
 //! - of two budgets on rungs, the looser one never has the slower plan;
 //! - no budget has a slower plan than the rungs below it;
 //! - a budget that is met on a lower rung, or by the lowest plan, is met.
@@ -60,9 +61,13 @@ const MOST: u64 = 4;
 /// Where a plan adds no more than this part of the unplanned time, no other is looked for.
 const LITTLE: u64 = 256;
 
-/// Nor where the bound of this order proves that no plan is quicker by more than this part of its
-/// time.
+/// Nor where the linear program of its order ([`relax::Guide`]) proves that no plan is quicker than
+/// the best one by more than this part of its time.
 const CLOSE: u64 = 256;
+
+/// Where a slow plan adds no more than this part of the unplanned time, four times the effort is
+/// made.
+const NEAR: u64 = 32;
 
 /// Whether another plan is hardly worth looking for.
 pub(crate) fn settled(planned: &Planned) -> bool {
@@ -96,7 +101,8 @@ enum Way {
 }
 
 /// What comes of the plan that was made at first for a budget. Where it is slow, the job is also
-/// planned in other ways, which are often better. The linear program is `known` then.
+/// planned in other ways, which are often better. Where its linear program was solved, it is
+/// `known`.
 fn on_rung(
     request: &Request<'_>,
     liveness: &Liveness,
@@ -130,6 +136,10 @@ fn on_rung(
     if guide.is_some_and(|guide| no_quicker(best, unplanned(request) + guide.added)) {
         return Ok(first);
     }
+    // Draws are what finds the little there is to gain.
+    let near = slow && !adds_more(&first, NEAR);
+    let times = if near { 4 } else { 1 };
+    let effort = options.effort.saturating_mul(times);
     // What takes longest comes first.
     let ways = [guide.map(|_| Way::Guided), Some(Way::Same), twice.then_some(Way::Twice)];
     let ways: Vec<Way> = ways.into_iter().flatten().collect();
@@ -140,8 +150,8 @@ fn on_rung(
     let made = in_parallel(ways.len(), |at| {
         let (options, memory) = match ways[at] {
             Way::Same => return improved(request, first.clone(), &Memory::Nothing).map(Some),
-            Way::Twice => (neap::Options { extend: false, ..options.clone() }, drawn(1)),
-            Way::Guided => (options.clone(), drawn(0)),
+            Way::Twice => (neap::Options { extend: false, effort, ..options.clone() }, drawn(1)),
+            Way::Guided => (neap::Options { effort, ..options.clone() }, drawn(0)),
         };
         let request = Request { method: Method::Neap(options), ..request.clone() };
         match alone(&request, liveness, None, Some(limit), &mut memory.clone()) {

@@ -123,7 +123,7 @@ pub struct Options {
     /// Change two choices of the plan at once too, where single ones are changed for a framework's
     /// allocator.
     pub pairs: bool,
-    /// With more than the usual effort, or where operators wait little, also change what the greedy
+    /// With more than [`MUCH`] effort, or where operators wait little, also change what the greedy
     /// must observe at random, and polish what comes of it ([`improve::random`]).
     pub random: bool,
     /// For a framework's allocator: leave out swaps that leave its memory in pieces.
@@ -162,6 +162,9 @@ const DEPTH: usize = 16;
 /// Enough to try each of the greedy's parameters once; twice as much gains less than half a percent
 /// on what waits for the link.
 pub const EFFORT: u32 = 16;
+
+/// With more than this, rules are changed at random for every plan, and in more steps.
+pub const MUCH: u32 = 4 * EFFORT;
 
 impl Default for Options {
     fn default() -> Self {

@@ -103,7 +103,7 @@ pub struct Switches {
     #[arg(long)]
     no_pairs: bool,
     /// neap: Never look for a quicker plan by changes at random, which is done with more effort
-    /// than usual and where the plan adds little time.
+    /// than 64 and where the plan adds little time.
     #[arg(long)]
     no_random: bool,
     /// neap, for PyTorch's allocator: Never leave out swaps that leave its memory in pieces.

@@ -14,14 +14,14 @@ use rand_pcg::Pcg64Mcg;
 
 use super::polish::{Judge, MOST};
 use super::{Found, Search, unswappable};
-use crate::neap::{EFFORT, Rule, Variant};
+use crate::neap::{MUCH, Rule, Variant};
 use crate::parallel::width;
 use crate::units::TensorId;
 
 /// How many operators are decided for in all, for each step of effort.
 const OPERATORS: u64 = 1 << 13;
 
-/// With the usual effort it is this part of that (one in 16).
+/// With no more than [`MUCH`] effort it is this part of that (one in 16).
 const USUAL: u64 = 16;
 
 /// At most this many rules are changed at once.
@@ -53,7 +53,7 @@ impl<'a> Search<'a, '_> {
     pub(super) fn at_random(&self, best: &mut Found<'a>, judge: &mut impl Judge) -> bool {
         let operators = self.given.graph.operators.len().max(1) as u64;
         let effort = self.options.effort;
-        let part = if effort > EFFORT { 1 } else { USUAL };
+        let part = if effort > MUCH { 1 } else { USUAL };
         let steps = u64::from(effort) * OPERATORS / operators / part;
         let none = unswappable(self.given.graph, self.options.swap_share);
         let before = best.key;
