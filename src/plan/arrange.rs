@@ -170,7 +170,7 @@ fn in_all_orders(
 ) -> Result<Arranged, PlanError> {
     let [early, other] = early_orders(request);
     let made = in_two_orders(request, framework, early);
-    let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
+    let unplanned = request.unplanned();
     if time(&made).is_some_and(|time| time <= unplanned) {
         return made;
     }
@@ -192,11 +192,7 @@ fn in_all_orders(
         sizes.flat_map(|piece| delayed::candidates(request, piece)).map(Early::from).collect();
     if framework.is_none() {
         // The likely ones first, so that less is tried for the others.
-        let first = |at: usize| {
-            let early: &Early = &delayed[at];
-            budget::First::of(&early.candidate.request(request), None)
-        };
-        let firsts = in_parallel(delayed.len(), first);
+        let firsts = in_parallel(delayed.len(), |at| delayed[at].made_first(request));
         delayed.iter_mut().zip(firsts).for_each(|(early, first)| early.first = Some(first));
         let time = |early: &Early| early.first.as_ref().and_then(budget::First::time);
         delayed.compact_sort_by_key(|early| time(early).unwrap_or(Nanos(u64::MAX)));
@@ -215,7 +211,7 @@ fn finer(request: &Request<'_>) -> Option<u64> {
     let Method::Neap(options) = &request.method else { return None };
     let link = &request.device.link;
     let rate = u128::from(link.h2d_contended.min(link.d2h_contended));
-    let unplanned: u64 = request.latencies.iter().map(|l| l.time.0).sum();
+    let unplanned = request.unplanned().0;
     let bytes = u128::from(unplanned) * rate / u128::from(LONG * 1_000_000_000);
     let bytes = u64::try_from(bytes).ok().filter(|bytes| *bytes < PIECE)?.max(FINEST);
     let finer = 1 << bytes.ilog2();
@@ -223,7 +219,7 @@ fn finer(request: &Request<'_>) -> Option<u64> {
     (may && pieces(request.graph, finer) != pieces(request.graph, PIECE)).then_some(finer)
 }
 
-/// An order with early updates.
+/// An order with updates earlier than the framework's.
 struct Early {
     candidate: Candidate,
     /// Its first plan for an arena, where that was made.
@@ -237,10 +233,14 @@ impl From<Candidate> for Early {
 }
 
 impl Early {
+    fn made_first(&self, request: &Request<'_>) -> budget::First {
+        budget::First::of(&self.candidate.request(request), None)
+    }
+
     /// Its first plan for an arena.
     fn first(&mut self, request: &Request<'_>) -> &budget::First {
-        let make = || budget::First::of(&self.candidate.request(request), None);
-        self.first.get_or_insert_with(make)
+        let made = self.first.take().unwrap_or_else(|| self.made_first(request));
+        self.first.insert(made)
     }
 
     /// The plan for a budget; only a quicker one where there is another.
@@ -297,7 +297,7 @@ fn in_two_orders(
         return the_likely_one_first(request, early);
     }
     let own = own(None);
-    let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
+    let unplanned = request.unplanned();
     if time(&own).is_some_and(|own| own <= unplanned) {
         return own;
     }
@@ -308,7 +308,7 @@ fn in_two_orders(
 /// For an arena. The order whose first plan is the quicker one goes first, so that less is tried
 /// for the other.
 fn the_likely_one_first(request: &Request<'_>, mut early: Early) -> Result<Arranged, PlanError> {
-    let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
+    let unplanned = request.unplanned();
     let is_ideal = |time: Option<Nanos>| time.is_some_and(|time| time <= unplanned);
     let make_own = |first, rival| budget::make_of(request, first, rival).map(alone);
     let own = budget::First::of(request, None);

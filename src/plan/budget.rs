@@ -86,6 +86,11 @@ impl<'a> Request<'a> {
             recorded_options: BTreeMap::new(),
         }
     }
+
+    /// The time of the iteration without a plan.
+    pub(super) fn unplanned(&self) -> Nanos {
+        self.latencies.iter().map(|l| l.time).sum()
+    }
 }
 
 /// A plan and its noise-free run.

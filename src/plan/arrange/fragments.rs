@@ -100,7 +100,7 @@ pub(super) fn quicker(
     if request.graph.origin.is_some() || !options.swap {
         return Ok(None);
     }
-    let unplanned: u64 = request.latencies.iter().map(|l| l.time.0).sum();
+    let unplanned = request.unplanned().0;
     let slight = unplanned + unplanned / SLIGHT;
     let time = made.map_or(u64::MAX, |made| made.planned.run.iteration.0);
     if time <= slight {

@@ -74,10 +74,6 @@ pub(crate) fn settled(planned: &Planned) -> bool {
     !adds_more(planned, LITTLE)
 }
 
-fn unplanned(request: &Request<'_>) -> Nanos {
-    request.latencies.iter().map(|l| l.time).sum()
-}
-
 /// Even with an `n`th less time it is no quicker than the rival.
 fn hopeless(planned: &Planned, n: u64, rival: Option<Nanos>) -> bool {
     let time = planned.run.iteration.0;
@@ -133,7 +129,7 @@ fn on_rung(
     *known = guided.then(|| relax::guide(graph, latencies, &device.link, budget));
     let guide = known.as_ref();
     let best = rival.map_or(first.run.iteration, |rival| rival.min(first.run.iteration));
-    if guide.is_some_and(|guide| no_quicker(best, unplanned(request) + guide.added)) {
+    if guide.is_some_and(|guide| no_quicker(best, request.unplanned() + guide.added)) {
         return Ok(first);
     }
     // Draws are what finds the little there is to gain.
@@ -235,7 +231,7 @@ pub(super) fn make(
     let asked = request.budget;
     // As rungs are, so that a budget which is one by its blocks is not looked at twice.
     let request = &Request { budget: Bytes(asked.0 / 512 * 512), ..request.clone() };
-    let unplanned = unplanned(request);
+    let unplanned = request.unplanned();
     let mut guide = None;
     let (mut best, mut refusal) = match first {
         Ok(planned) => (Some(on_rung(request, liveness, other, planned, &mut guide)?), None),
