@@ -24,6 +24,8 @@ pub(super) struct Job<'a> {
     times: Vec<u64>,
     /// The operators of the instants.
     pub(super) instants: Vec<u32>,
+    /// By instant, the bytes within the budget beside what its operator needs.
+    room: Vec<u64>,
     /// By operator, the bytes of what it writes.
     written: Vec<u64>,
     /// What recomputes need, where that counts.
@@ -36,7 +38,7 @@ impl<'a> Job<'a> {
         residencies: &'a Residencies<'a>,
         latencies: &[Latency],
         link: &'a Link,
-        Rules { late, needs, .. }: Rules,
+        Rules { budget, late, needs }: Rules,
         parts: u32,
     ) -> Self {
         let graph = residencies.graph;
@@ -64,7 +66,22 @@ impl<'a> Job<'a> {
             })
         });
         let late = if late { elsewhere } else { none };
-        Self { graph, link, residencies, late, times, instants, written, needs }
+        let room = |&operator: &u32| {
+            let operator = &graph.operators[operator as usize];
+            let touched = operator.touches().into_iter();
+            let touched: u64 = touched.map(|t| residencies.lifetime(t).bytes).sum();
+            budget.0.saturating_sub(touched + operator.workspace.in_blocks().0)
+        };
+        let room = instants.iter().map(room).collect();
+        Self { graph, link, residencies, late, times, instants, room, written, needs }
+    }
+
+    /// What a tensor that nothing generates may do at an instant whose operator does not use it. One
+    /// that lies in one piece, since an operator that runs as a whole uses it, may not fit beside
+    /// what the instant's operator needs. (What is generated stands for what it is made from too.)
+    fn unused(&self, lifetime: &Lifetime, at: usize) -> Instant {
+        let fits = lifetime.bytes <= self.room[at] || self.uses(lifetime).next().is_none();
+        if fits { Instant::Counted } else { Instant::Away }
     }
 
     /// The number of instants, and of intervals.
@@ -178,7 +195,7 @@ impl<'a> Job<'a> {
             .map(|at| self.uses(lifetime).any(|operator| operator == self.instants[at]))
             .collect();
         let step = |at: usize| {
-            let instant = if held[at] { Instant::Held } else { Instant::Counted };
+            let instant = if held[at] { Instant::Held } else { self.unused(lifetime, at) };
             Step { at: id32(at), event: events[at], instant, price: NEVER }
         };
         let copied = self.copied(lifetime, tensor);

@@ -43,10 +43,12 @@ pub struct Guide {
 }
 
 impl Guide {
-    /// What any plan in this order adds at least within another budget: what the same prices prove.
+    /// What any plan in this order adds at least within a lower budget: what the same prices prove.
+    /// Of a higher one they prove nothing: there what had to be away may fit.
     #[must_use]
     pub fn added_within(&self, budget: Bytes) -> Nanos {
-        let Some((relaxation, point)) = &self.solved else { return Nanos::ZERO };
+        let solved = self.solved.as_ref().filter(|_| budget <= self.budget);
+        let Some((relaxation, point)) = solved else { return Nanos::ZERO };
         relaxation.proved_for(point, (self.budget.0 as f64 - budget.0 as f64) / MIB)
     }
 }

@@ -18,12 +18,14 @@
 //!
 //! Each byte of a tensor goes its own way (`path.rs`). At an instant it is resident, and its copy
 //! on the host is right or out of date, or it is away over the link, or dropped. It must be there
-//! when an operator uses the tensor. To be away it is copied out since the last write, and back
-//! before the next use. A byte counts as back from the end of its own copy on, and a plan holds
-//! memory for the whole tensor from the start of the copy on, so the program allows more. A dropped
-//! byte is made again by every operator that wrote the tensor so far, of which each byte that it
-//! writes bears an equal part, and by what those need (`needs.rs`). A tensor that nothing generates
-//! goes round: at the end of the iteration its bytes are in the state in which they began.
+//! when an operator uses the tensor. It must be away where nothing generates the tensor, it lies in
+//! one piece, and does not fit into the budget beside what the instant's operator needs: then none
+//! of its bytes can be there. To be away it is copied out since the last write, and back before the
+//! next use. A byte counts as back from the end of its own copy on, and a plan holds memory for the
+//! whole tensor from the start of the copy on, so the program allows more. A dropped byte is made
+//! again by every operator that wrote the tensor so far, of which each byte that it writes bears an
+//! equal part, and by what those need (`needs.rs`). A tensor that nothing generates goes round: at
+//! the end of the iteration its bytes are in the state in which they began.
 //!
 //! With updates that may run later (`late`) an update runs in any interval from its early place
 //! on, within its iteration and before the next use of what it writes. Its time counts in the
@@ -36,7 +38,8 @@
 //! gradient that may be made in pieces.
 //!
 //! What a plan does is a point of this program, so its least Σ wₖ is a lower bound on the added
-//! time. Left out are addresses, tensors as wholes, and most of the bytes that a recompute needs.
+//! time. Left out are addresses, that most tensors leave as wholes, and most of the bytes that a
+//! recompute needs.
 //!
 //! # Its dual
 //!

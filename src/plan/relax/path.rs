@@ -35,6 +35,8 @@ pub(super) enum Instant {
     Counted,
     /// It may be away, and without a plan its life would be over.
     Extra,
+    /// It must be away, and counts as resident without a plan.
+    Away,
 }
 
 /// The price of what can't be made again.
@@ -161,6 +163,7 @@ impl Costs {
             Instant::Held => (0.0, NONE),
             Instant::Counted => (0.0, memory),
             Instant::Extra => (-memory, 0.0),
+            Instant::Away => (NONE, memory),
         };
         Self {
             out: prices.out[at] * copied_part,
@@ -454,7 +457,7 @@ impl Paths {
             // A life ends with a use, and not at an instant.
             let ends = !course.round && number + 1 == steps;
             match step.instant {
-                Instant::Counted if to >= AWAY && !ends => flow.away[at] += mib,
+                Instant::Counted | Instant::Away if to >= AWAY && !ends => flow.away[at] += mib,
                 Instant::Extra if to < AWAY && !ends => flow.away[at] -= mib,
                 _ => {}
             }

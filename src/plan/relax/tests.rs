@@ -3,11 +3,14 @@ use std::path::Path;
 use super::path::{AWAY, Course, DROPPED, Event, Flow, Instant, NEVER, Paths, Prices, Step};
 use super::*;
 use crate::arrange::early_job;
+use crate::contract::Source;
 use crate::device::builtin;
 use crate::device::latency::latencies;
+use crate::exact::{self, operand, operator, tensor};
 use crate::job::chakra;
 use crate::job::liveness::Liveness;
 use crate::job::optimizer::is_update;
+use crate::job::{Operator, Phase, Role};
 
 /// A sequence of numbers (a linear congruential generator).
 struct Random(u64);
@@ -39,7 +42,12 @@ fn course(random: &mut Random, count: usize, round: bool) -> Course {
             1 => Event::Write,
             _ => Event::None,
         };
-        let instant = if last || random.below(4) == 0 { Instant::Held } else { Instant::Counted };
+        let instant = match random.below(5) {
+            _ if last => Instant::Held,
+            0 => Instant::Held,
+            1 => Instant::Away,
+            _ => Instant::Counted,
+        };
         let price = if replays { random.below(2000) } else { NEVER };
         Step { at: u32::try_from(at).unwrap(), event, instant, price }
     };
@@ -99,7 +107,8 @@ fn worth(course: &Course, prices: &Prices, states: &[usize]) -> Option<f64> {
         }
         match step.instant {
             Instant::Held if gone(pair[1]) => return None,
-            Instant::Counted if gone(pair[1]) => sum += prices.memory[at],
+            Instant::Away if !gone(pair[1]) => return None,
+            Instant::Counted | Instant::Away if gone(pair[1]) => sum += prices.memory[at],
             _ => {}
         }
     }
@@ -260,4 +269,33 @@ fn prices_of_one_budget_bound_another_one() {
     let proved = guide.added_within(less);
     assert!(proved > guide.added && proved.0 <= tighter.added.0 + tighter.added.0 / 1000);
     assert!(guide.added_within(Bytes(peak)) == Nanos::ZERO);
+}
+
+#[test]
+fn what_does_not_fit_beside_an_operator_leaves_as_a_whole() {
+    let all = [
+        ("in", 512, Role::Input),
+        ("weight", 65_536, Role::Parameter),
+        ("small", 512, Role::Activation),
+        ("large", 32_768, Role::Activation),
+        ("less", 512, Role::Activation),
+        ("end", 512, Role::Activation),
+    ];
+    let tensors: Vec<_> =
+        all.iter().map(|&(name, bytes, role)| tensor(name.to_owned(), bytes, role)).collect();
+    let reads: [(&[usize], usize); 4] = [(&[0, 1], 2), (&[2], 3), (&[3], 4), (&[4, 1], 5)];
+    let operators = reads.iter().enumerate().map(|(at, &(reads, output))| Operator {
+        outputs: vec![Some(operand(&tensors, output, 0))],
+        ..operator(format!("operator{at}"), Phase::Forward, reads, &tensors)
+    });
+    let operators = operators.collect();
+    let graph = Graph::new("job".to_owned(), tensors, operators, None, None, None).unwrap();
+    let times = [1000; 4].map(|time| Latency { time: Nanos(time), source: Source::Graph });
+    let link = exact::device().link;
+    let added = |budget| added(&graph, &times, &link, Bytes(budget), true, Nanos(u64::MAX)).0;
+    // The weight and what the second and the third operator need.
+    let all = 65_536 + 32_768 + 512;
+    assert_eq!(added(all + 512), 0);
+    // A byte takes a nanosecond over the link, and the weight may come from the third one on.
+    assert!((64_000..=64_536).contains(&added(all - 512)), "{}", added(all - 512));
 }
