@@ -119,6 +119,7 @@ fn methods(random: &mut Random) -> Vec<Method> {
         chains: rarely(),
         share: rarely(),
         extend: rarely(),
+        by_reach: !rarely(),
         drop: rarely(),
         passive: rarely(),
         prefetch: rarely(),

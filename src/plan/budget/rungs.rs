@@ -147,7 +147,10 @@ fn on_rung(
         let (options, memory) = match ways[at] {
             Way::Same => return improved(request, first.clone(), &Memory::Nothing).map(Some),
             Way::Twice => (neap::Options { extend: false, effort, ..options.clone() }, drawn(1)),
-            Way::Guided => (neap::Options { effort, ..options.clone() }, drawn(0)),
+            Way::Guided => {
+                let by_reach = options.widest;
+                (neap::Options { by_reach, effort, ..options.clone() }, drawn(0))
+            }
         };
         let request = Request { method: Method::Neap(options), ..request.clone() };
         match alone(&request, liveness, None, Some(limit), &mut memory.clone()) {

@@ -78,6 +78,8 @@ struct Candidate {
     bytes: u64,
     /// Picoseconds for each byte of making it again; what can't be is dearest.
     price: u128,
+    /// The slots over the target that it relieves for the bytes of two copies, where that counts.
+    relieved: u64,
 }
 
 impl Candidate {
@@ -87,7 +89,7 @@ impl Candidate {
             Some(cost) => u128::from(cost / bytes),
             None => u128::from(cost) * 1_000_000 / u128::from(bytes),
         });
-        Self { tensor, gap, bytes, price }
+        Self { tensor, gap, bytes, price, relieved: 0 }
     }
 }
 
@@ -209,7 +211,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
             let dearest = self.setting.variant.dearest;
             candidates.compact_sort_by_key(|c| {
                 let price = if dearest { c.price } else { 0 };
-                (Reverse(first(c)), Reverse(price), Reverse(c.bytes), c.tensor, c.gap)
+                let worth = (Reverse(price), Reverse(c.relieved), Reverse(c.bytes));
+                (Reverse(first(c)), worth, c.tensor, c.gap)
             });
             for c in candidates
                 .iter()
@@ -275,7 +278,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
             && self.residencies.gap(c.tensor, c.gap) == Gap::Keep
     }
 
-    fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
+    fn at_peak(&mut self, slot: u32, least: u64) -> Vec<Candidate> {
+        let widest = self.setting.options.by_reach;
+        if widest {
+            self.count_over();
+        }
         let mut found = Vec::new();
         let mut maker = Recomputer::new(
             &self.residencies,
@@ -294,7 +301,9 @@ impl<'a, 'o> Chooser<'a, 'o> {
             {
                 let may = self.setting.options.recompute && !self.setting.rules[index].no_recompute;
                 let cost = if may { maker.cost(tensor, gap) } else { None };
-                found.push(Candidate::new(tensor, gap, lifetime.bytes, cost));
+                let relieved = if widest { self.relieved(tensor, gap) } else { 0 };
+                let candidate = Candidate::new(tensor, gap, lifetime.bytes, cost);
+                found.push(Candidate { relieved, ..candidate });
             }
         }
         found
@@ -461,6 +470,13 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let key = u128::from(recompute.cost) * 1_000_000_000_000
             / u128::from(self.residencies.lifetime(tensor).bytes).max(1);
         Some((key, recompute))
+    }
+
+    /// The slots over the target that a swap relieves at most, for the bytes of two copies.
+    fn relieved(&self, tensor: TensorId, gap: usize) -> u64 {
+        let tight = Gap::Swap(self.residencies.tightest(tensor, gap));
+        let copies = if self.residencies.clean(tensor, gap) { 1 } else { 2 };
+        self.covered(tensor, gap, tight) * 2 / copies
     }
 
     fn covered(&self, tensor: TensorId, gap: usize, decision: Gap) -> u64 {

@@ -112,6 +112,12 @@ pub struct Options {
     /// Where the plan is slow, also make one from starts that are drawn from a linear program
     /// ([`improve`]).
     pub guide: bool,
+    /// In that plan, at the highest slot, what relieves most slots over the target is swapped
+    /// first, rather than the largest. What leaves without a copy counts twice.
+    pub widest: bool,
+    /// This is that plan.
+    #[serde(skip)]
+    pub by_reach: bool,
     /// Some of these starts copy parameters out ahead ([`Variant::ahead`]).
     pub ahead: bool,
     /// Copies make room on the link for others ([`Variant::shift`]).
@@ -193,6 +199,8 @@ impl Default for Options {
             set_apart: Apart::No,
             twice: true,
             guide: true,
+            widest: true,
+            by_reach: false,
             ahead: true,
             shift: true,
             early: true,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::choose::{Chooser, Setting};
 use super::improve::polish::{Before, Choice, Judge, Made, polish};
-use super::{Apart, Options, Variant, improve, linger, prefetch};
+use super::{Apart, Options, Rule, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
 use crate::device::Link;
@@ -234,6 +234,42 @@ fn what_was_copied_out_ahead_leaves_without_a_copy() {
     assert_eq!(chooser.choices.len(), 2);
     // What its first use writes has to be copied out again.
     assert!(swapped(4).is_none());
+}
+
+#[test]
+fn what_relieves_most_slots_is_swapped_before_what_is_largest() {
+    let mut graph = graph();
+    // One of the last of the forward is the largest, and away for a short time.
+    graph.tensors[LAYERS - 3].bytes = Bytes(2 * SIZE);
+    let latency = Latency { time: Nanos(8_000_000), source: Source::Graph };
+    let latencies = vec![latency; 2 * LAYERS];
+    let clock = clock::Clock::nominal(&latencies);
+    let all: Vec<TensorId> = (0..=2 * LAYERS).map(TensorId::of).collect();
+    let rules = vec![Rule::default(); all.len()];
+    let first = |by_reach| {
+        let options = Options { by_reach, recompute: false, ..Options::default() };
+        let residencies = Residencies::new(&graph);
+        let target = residencies.load.peak().1 - 3 * SIZE;
+        let setting = Setting {
+            latencies: &latencies,
+            link: &LINK,
+            pinned: Bytes(1 << 30),
+            target,
+            options: &options,
+            clock: &clock,
+            variant: Variant::FIRST,
+            rules: &rules,
+            all: &all,
+            large: &all,
+        };
+        let mut chooser = Chooser::new(residencies, setting);
+        chooser.rounds();
+        assert!(chooser.residencies.load.peak().1 <= target);
+        chooser.choices[0].tensor
+    };
+    // The input is there longest, and leaves without a copy.
+    assert_eq!(first(true), TensorId::of(0));
+    assert_eq!(first(false), TensorId::of(LAYERS - 3));
 }
 
 #[test]

@@ -76,9 +76,10 @@ impl<'a> Job<'a> {
         Self { graph, link, residencies, late, times, instants, room, written, needs }
     }
 
-    /// What a tensor that nothing generates may do at an instant whose operator does not use it. One
-    /// that lies in one piece, since an operator that runs as a whole uses it, may not fit beside
-    /// what the instant's operator needs. (What is generated stands for what it is made from too.)
+    /// What a tensor that nothing generates may do at an instant whose operator does not use it.
+    /// One that lies in one piece, since an operator that runs as a whole uses it, may not fit
+    /// beside what the instant's operator needs. (What is generated stands for what it is made from
+    /// too.)
     fn unused(&self, lifetime: &Lifetime, at: usize) -> Instant {
         let fits = lifetime.bytes <= self.room[at] || self.uses(lifetime).next().is_none();
         if fits { Instant::Counted } else { Instant::Away }

@@ -86,6 +86,10 @@ pub struct Switches {
     /// tensors.
     #[arg(long)]
     no_guide: bool,
+    /// neap, one job: In that plan, swap the largest tensors first, rather than those that relieve
+    /// most operators.
+    #[arg(long)]
+    no_widest: bool,
     /// neap, one job: Never copy parameters out after their updates too, so that they leave in the
     /// forward without a copy.
     #[arg(long)]
