@@ -113,7 +113,8 @@ pub struct Options {
     /// ([`improve`]).
     pub guide: bool,
     /// In that plan, at the highest slot, what relieves most slots over the target is swapped
-    /// first, rather than the largest. What leaves without a copy counts twice.
+    /// first, rather than the largest, unless little time is added. What leaves without a copy
+    /// counts twice.
     pub widest: bool,
     /// This is that plan.
     #[serde(skip)]
