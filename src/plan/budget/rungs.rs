@@ -148,7 +148,7 @@ fn on_rung(
             Way::Same => return improved(request, first.clone(), &Memory::Nothing).map(Some),
             Way::Twice => (neap::Options { extend: false, effort, ..options.clone() }, drawn(1)),
             Way::Guided => {
-                // Where there is little to gain, the other order gained more often.
+                // Where little time is added, it made as many plans slower as quicker.
                 let by_reach = options.widest && !near;
                 (neap::Options { by_reach, effort, ..options.clone() }, drawn(0))
             }

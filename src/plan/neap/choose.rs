@@ -279,8 +279,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
     }
 
     fn at_peak(&mut self, slot: u32, least: u64) -> Vec<Candidate> {
-        let widest = self.setting.options.by_reach;
-        if widest {
+        let by_reach = self.setting.options.by_reach;
+        if by_reach {
             self.count_over();
         }
         let mut found = Vec::new();
@@ -301,7 +301,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             {
                 let may = self.setting.options.recompute && !self.setting.rules[index].no_recompute;
                 let cost = if may { maker.cost(tensor, gap) } else { None };
-                let relieved = if widest { self.relieved(tensor, gap) } else { 0 };
+                let relieved = if by_reach { self.relieved(tensor, gap) } else { 0 };
                 let candidate = Candidate::new(tensor, gap, lifetime.bytes, cost);
                 found.push(Candidate { relieved, ..candidate });
             }
