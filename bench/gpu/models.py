@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The training jobs that a GPU is checked with, in plain PyTorch: the same script is recorded and timed.
 
-    python bench/gpu/models.py resnet50-16 [--iterations 10] [--device cuda] [--snapshot FILE.pickle]
+    python bench/gpu/models.py resnet50-16 [--iterations 10] [--device cuda] [--deterministic] [--snapshot FILE.pickle]
 
 Needs PyTorch alone; inception_v3 needs torchvision. Prints one JSON object: the time of each iteration in nanoseconds by the
 device's clock, losses, and the peak of PyTorch's allocator in bytes. Weights and data come from a seed.
@@ -9,7 +9,10 @@ device's clock, losses, and the peak of PyTorch's allocator in bytes. Weights an
 
 import argparse
 import json
+import os
+import sys
 import time
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -199,16 +202,22 @@ def main():
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--deterministic", action="store_true", help="the same bits in each run, where PyTorch has kernels for that")
     parser.add_argument("--snapshot", help="write every request to PyTorch's allocator there")
+    parser.add_argument("--out", help="print to this file")
     flags = parser.parse_args()
     # As neap's kernels: factors of f32 products are not rounded to TF32.
     torch.backends.cudnn.allow_tf32 = False
+    if flags.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
     if flags.snapshot:
         torch.cuda.memory._record_memory_history(max_entries=1_000_000)
     answer = train(flags.job, flags.iterations, flags.device)
     if flags.snapshot:
         torch.cuda.memory._dump_snapshot(flags.snapshot)
-    print(json.dumps(answer))
+    with open(flags.out, "w", encoding="utf-8") if flags.out else nullcontext(sys.stdout) as out:
+        print(json.dumps(answer), file=out)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 ITERATIONS = 8
+REPEATED = ("Attention", "Block", "Bottleneck", "Gated")
+"""Modules that checkpointing runs again."""
 
 
 class Block(nn.Module):
@@ -115,6 +117,26 @@ def resnet50() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.
     images = torch.randn(16, 3, 224, 224, device="cuda")
     labels = torch.zeros(16, dtype=torch.long, device="cuda")
     blocks = [m for m in model.modules() if type(m).__name__ == "Bottleneck"]
+    return model, lambda m: functional.cross_entropy(m(images), labels), blocks
+
+
+def checked(name: str) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+    """A job of bench/gpu/models.py; of a language model attention and feed-forward are blocks."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
+    from models import JOBS
+
+    make, batch, size = JOBS[name]
+    model = make()
+    blocks = [m for m in model.modules() if type(m).__name__ in REPEATED]
+    if type(model).__name__ == "Language":
+        tokens = torch.zeros(batch, size, dtype=torch.long, device="cuda")
+
+        def loss_of(m: nn.Module) -> torch.Tensor:
+            return functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten())
+
+        return model, loss_of, blocks
+    images = torch.randn(batch, 3, size, size, device="cuda")
+    labels = torch.zeros(batch, dtype=torch.long, device="cuda")
     return model, lambda m: functional.cross_entropy(m(images), labels), blocks
 
 
@@ -207,7 +229,7 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
         report = fitted.report()
         ranges = fitted.search.planner.ranges if fitted.search.planner else []
         calls = [r for r in ranges if r.call is not None]
-        blocks_again = [r for r in calls if r.call.kind in ("Bottleneck", "Block")]
+        blocks_again = [r for r in calls if r.call.kind in REPEATED]
         found["predicted"] = report.predicted_iteration_ns / 1e6
         found["plain"] = report.unplanned_iteration_ns / 1e6
         found["met"] = report.met
@@ -290,33 +312,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="a6000", help="whose times are predicted")
     parser.add_argument("--budgets", default="60,50", help="shares of the reserved peak, percent")
-    parser.add_argument("--models", default="resnet50,gpt2")
+    parser.add_argument(
+        "--models", default="resnet50,gpt2", help="these, or jobs of bench/gpu/models.py"
+    )
     parser.add_argument("--compiled", help="shares for activation_memory_budget, such as 0.5,0.2")
     parser.add_argument("--early", action="store_true", help="neap with early updates besides")
     parser.add_argument("--arena", action="store_true", help="compare with plans for an arena")
     parser.add_argument("--plot", help="draw the table here, as SVG")
     parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    makes = {"resnet50": resnet50, "gpt2": gpt2, "small": small}
     if asked.row:
         name, way, budget = asked.row
+        own = {"resnet50": resnet50, "gpt2": gpt2, "small": small}
+        make = own.get(name, lambda: checked(name))
         if way == "arena":
-            print(json.dumps(in_an_arena(makes[name], int(budget), asked.device)))
+            print(json.dumps(in_an_arena(make, int(budget), asked.device)))
         else:
-            print(json.dumps(measured(makes[name], way, int(budget), asked.device)))
+            print(json.dumps(measured(make, way, int(budget), asked.device)))
         return
     dry = float(torch.ones(3, device="cuda").sum().item()) != 3.0
     out, back = link(asked.device)
     kind = "predicted" if dry else "measured"
     columns = ("model", "way", "peak allocated MiB", "peak reserved MiB", f"{kind} ms")
+    columns += () if dry else ("predicted ms",)
     table = Table(columns, ("model", "way"))
     bars: list[Bar] = []
     arenas: list[tuple[str, str, str, float, dict[str, float]]] = []
 
     def row(name: str, way: str, found: dict[str, Any], predicted: float | None) -> None:
         ms = predicted if dry else found["ms"]
-        shown = "not known" if ms is None else f"{ms:,.1f}"
-        table.row(name, way, mib(found["allocated"]), mib(found["reserved"]), shown)
+        shown = ["not known" if ms is None else f"{ms:,.1f}"]
+        if not dry:
+            shown.append(f"{found['predicted']:,.1f}" if "predicted" in found else "")
+        table.row(name, way, mib(found["allocated"]), mib(found["reserved"]), *shown)
         bars.append(Bar(name, way, found["reserved"], ms))
 
     for name in asked.models.split(","):
