@@ -151,7 +151,7 @@ def checkpointed(blocks: list[nn.Module]) -> None:
     """Each block keeps its input only."""
     for block in blocks:
         plain = block.forward
-        block.forward = lambda x, plain=plain: checkpoint(plain, x, use_reentrant=False)
+        block.forward = lambda *given, plain=plain: checkpoint(plain, *given, use_reentrant=False)
 
 
 class Offloaded(torch.optim.Adam):
