@@ -345,26 +345,28 @@ impl<'a> Bounds<'a> {
             self.parts[part].operators().step_by(self.stride).any(|q| look(q) > budget.0)
         });
         let more = Nanos(added.0.saturating_add(1));
-        close || self.together(budget, more) >= more
+        close || self.together(budget, more, None) >= more
     }
 
-    /// What all instants together prove that a plan adds; no more than `enough` is looked for.
-    fn together(&self, budget: Bytes, enough: Nanos) -> Nanos {
+    /// What several instants together prove that a plan adds, those of an operator among them; no
+    /// more than `enough` is looked for.
+    fn together(&self, budget: Bytes, enough: Nanos, proving: Option<u32>) -> Nanos {
         let (graph, late) = (self.residencies.graph, self.loose.is_some());
-        relax::added(graph, &self.latencies, &self.link, budget, late, enough)
+        relax::added(graph, &self.latencies, &self.link, budget, late, enough, proving)
     }
 
     /// As [`Self::iteration`], from all instants together too ([`crate::relax`]), for a plan with
     /// this time: where the bound is close to it, no better one is looked for.
     #[must_use]
     pub fn iteration_for(&self, budget: Bytes, plan: Nanos) -> Option<Nanos> {
-        let bound = self.iteration(budget)?;
+        let (added, proving) = self.proved(budget)?;
+        let bound = Nanos(self.total() + added);
         let enough = plan.saturating_sub(Nanos(plan.0 / ENOUGH));
         if bound >= enough {
             return Some(bound);
         }
         let total = Nanos(self.total());
-        let added = self.together(budget, enough.saturating_sub(total));
+        let added = self.together(budget, enough.saturating_sub(total), proving);
         Some(bound.max(total + added))
     }
 
@@ -372,6 +374,11 @@ impl<'a> Bounds<'a> {
     /// if there is no such plan. It looks at one instant at a time.
     #[must_use]
     pub fn iteration(&self, budget: Bytes) -> Option<Nanos> {
+        self.proved(budget).map(|(added, _)| Nanos(self.total() + added))
+    }
+
+    /// What such a plan adds at least, in nanoseconds, and an operator that proves it.
+    fn proved(&self, budget: Bytes) -> Option<(u64, Option<u32>)> {
         if budget.0 < self.floor {
             return None;
         }
@@ -388,12 +395,12 @@ impl<'a> Bounds<'a> {
         };
         // Each part that raises the bound is higher than those before it, so the last ones are
         // worth a closer look.
-        let mut added = 0;
+        let (mut added, mut best) = (0, None);
         let mut proving = Vec::new();
         for part in &self.parts {
             let least = least(part.highest, added);
             if least > added {
-                added = least;
+                (added, best) = (least, Some(part.highest));
                 proving.push(part);
             }
         }
@@ -401,8 +408,12 @@ impl<'a> Bounds<'a> {
         let close: Vec<u32> =
             close.flat_map(|part| part.operators().step_by(self.stride)).collect();
         let all = in_parallel(close.len(), |at| least(close[at], added));
-        let added = all.into_iter().fold(added, u64::max);
-        Some(Nanos(self.total() + added))
+        for (operator, least) in close.into_iter().zip(all) {
+            if least > added {
+                (added, best) = (least, Some(operator));
+            }
+        }
+        Some((added, best))
     }
 
     /// The most bytes that must be resident at some instant of an operator where the iteration

@@ -1,4 +1,7 @@
 //! A job as a relaxation sees it: instants, and what happens to tensors between them.
+//!
+//! An instant is the start or the end of an operator, twice the operator's number or one more. The
+//! operator of both holds all that it touches.
 
 use super::needs::{self, Needs};
 use super::path::{Course, Event, Instant, NEVER, Step};
@@ -14,7 +17,7 @@ use crate::sim::engine::work;
 use crate::sim::program::Direction;
 use crate::units::{TensorId, id32};
 
-/// A job whose memory is looked at at instants: the starts of operators that run in its order.
+/// A job whose memory is looked at at instants of operators that run in its order.
 pub(super) struct Job<'a> {
     graph: &'a Graph,
     link: &'a Link,
@@ -22,7 +25,7 @@ pub(super) struct Job<'a> {
     /// By operator: it may run later than in the graph.
     late: Vec<bool>,
     times: Vec<u64>,
-    /// The operators of the instants.
+    /// Starts and ends of operators.
     pub(super) instants: Vec<u32>,
     /// By instant, the bytes within the budget beside what its operator needs.
     room: Vec<u64>,
@@ -38,7 +41,7 @@ impl<'a> Job<'a> {
         residencies: &'a Residencies<'a>,
         latencies: &[Latency],
         link: &'a Link,
-        Rules { budget, late, needs }: Rules,
+        Rules { budget, late, needs, ends, proving }: Rules,
         parts: u32,
     ) -> Self {
         let graph = residencies.graph;
@@ -46,7 +49,23 @@ impl<'a> Job<'a> {
         let elsewhere: Vec<bool> =
             if late { may_wait(graph) } else { graph.operators.iter().map(is_update).collect() };
         let times: Vec<u64> = latencies.iter().map(|l| l.time.0.max(1)).collect();
-        let instants = highest(residencies, &times, &elsewhere, parts);
+        let proving = proving.filter(|operator| !elsewhere[*operator as usize]);
+        let looked_at = |parts| {
+            let mut operators = highest(residencies, &times, &elsewhere, parts);
+            if let Some(proving) = proving
+                && let Err(at) = operators.binary_search(&proving)
+            {
+                operators.insert(at, proving);
+            }
+            operators
+        };
+        let total: u64 = times.iter().sum();
+        let of = |at: u32| {
+            let long = times[at as usize] >= total / u64::from(FINEST);
+            let end = ends && (long || Some(at) == proving);
+            [2 * at].into_iter().chain(end.then_some(2 * at + 1))
+        };
+        let instants: Vec<u32> = looked_at(parts).into_iter().flat_map(of).collect();
         let written = |operator: &crate::job::Operator| {
             let mut tensors: Vec<TensorId> = operator.writes().map(|o| o.tensor).collect();
             tensors.compact_sort();
@@ -62,12 +81,12 @@ impl<'a> Job<'a> {
                 times: &times,
                 written: &written,
                 late: if late { &elsewhere } else { &none },
-                instants: &highest(residencies, &times, &elsewhere, FINEST),
+                instants: &looked_at(FINEST),
             })
         });
         let late = if late { elsewhere } else { none };
-        let room = |&operator: &u32| {
-            let operator = &graph.operators[operator as usize];
+        let room = |&instant: &u32| {
+            let operator = &graph.operators[(instant / 2) as usize];
             let touched = operator.touches().into_iter();
             let touched: u64 = touched.map(|t| residencies.lifetime(t).bytes).sum();
             budget.0.saturating_sub(touched + operator.workspace.in_blocks().0)
@@ -90,22 +109,22 @@ impl<'a> Job<'a> {
         self.instants.len()
     }
 
-    /// The instant of an operator.
-    fn instant(&self, operator: u32) -> Option<usize> {
-        self.instants.binary_search(&operator).ok()
+    /// The interval before an operator: the one that ends with the first instant at it or after it,
+    /// of this iteration or of the next one (then it is the number of instants).
+    fn interval(&self, operator: u32) -> usize {
+        self.instants.partition_point(|&at| at < 2 * operator)
     }
 
-    /// The interval of an operator: the one that ends with the first instant at it or after it, of
-    /// this iteration or of the next one (then it is the number of instants).
-    fn interval(&self, operator: u32) -> usize {
-        self.instants.partition_point(|&at| at < operator)
+    /// The interval in which an operator runs: behind its start, if that is an instant.
+    fn behind(&self, operator: u32) -> usize {
+        self.instants.partition_point(|&at| at <= 2 * operator)
     }
 
     /// The bytes without a plan at each instant, but for those that may be away for nothing:
     /// tensors that nothing uses, gradients that may be made just before their updates, and what
     /// several updates use behind its last use by another operator.
     pub(super) fn standing(&self) -> Vec<u64> {
-        let at = |&operator: &u32| self.residencies.load.at(2 * operator as usize + 1);
+        let at = |&instant: &u32| self.residencies.load.at((instant | 1) as usize);
         let mut standing: Vec<u64> = self.instants.iter().map(at).collect();
         for lifetime in &self.residencies.lifetimes {
             let last = lifetime.uses.last().map(|slot| slot / 2);
@@ -118,7 +137,7 @@ impl<'a> Job<'a> {
                 Some(last) if !lifetime.long_lived && self.elsewhere(lifetime).nth(1).is_some() => {
                     let used = self.uses(lifetime).last().unwrap_or(last);
                     let until = self.interval(last);
-                    self.instants.partition_point(|&at| at <= used).min(until)..until
+                    self.instants.partition_point(|&at| at / 2 <= used).min(until)..until
                 }
                 _ => continue,
             };
@@ -131,10 +150,7 @@ impl<'a> Job<'a> {
     pub(super) fn lengths(&self) -> Vec<u64> {
         let mut lengths = vec![0; self.count()];
         for (at, (time, _)) in self.times.iter().zip(&self.late).enumerate().filter(|(_, o)| !o.1) {
-            // The operator of an instant runs behind it.
-            let interval = self.interval(id32(at));
-            let behind = usize::from(self.instant(id32(at)).is_some());
-            lengths[(interval + behind) % self.count()] += time;
+            lengths[self.behind(id32(at)) % self.count()] += time;
         }
         lengths
     }
@@ -154,18 +170,18 @@ impl<'a> Job<'a> {
         lifetime.uses.iter().map(|slot| slot / 2).filter(|&at| self.late[at as usize])
     }
 
-    /// What the operators in an interval do to a tensor. The one of the instant before it counts
-    /// where it writes.
+    /// What the operators in an interval do to a tensor. One whose start is the instant before it
+    /// counts where it writes.
     fn event(&self, lifetime: &Lifetime, interval: usize, behind: Option<u32>) -> Event {
         let begins = interval.checked_sub(1).map(|before| self.instants[before]);
         let ends = self.instants.get(interval).copied().unwrap_or(u32::MAX);
         let event = |at: u32| {
             let writes = lifetime.writes.binary_search(&at).is_ok();
-            let inside = begins.is_none_or(|begins| at > begins) && at < ends;
+            let inside = begins.is_none_or(|begins| 2 * at > begins) && 2 * at < ends;
             match (inside, writes) {
                 (true, false) => Event::Use,
                 (true, true) => Event::Write,
-                (false, true) if begins == Some(at) => Event::Write,
+                (false, true) if begins == Some(2 * at) => Event::Write,
                 _ => Event::None,
             }
         };
@@ -193,7 +209,7 @@ impl<'a> Job<'a> {
         // The iteration ends and begins within one interval.
         events[0] = events[0].max(events[count]);
         let held: Vec<bool> = (0..count)
-            .map(|at| self.uses(lifetime).any(|operator| operator == self.instants[at]))
+            .map(|at| self.uses(lifetime).any(|operator| operator == self.instants[at] / 2))
             .collect();
         let step = |at: usize| {
             let instant = if held[at] { Instant::Held } else { self.unused(lifetime, at) };
@@ -208,10 +224,9 @@ impl<'a> Job<'a> {
     fn life(&self, tensor: TensorId, until: u32, more: usize) -> Course {
         let lifetime = self.residencies.lifetime(tensor);
         let begins = lifetime.uses.first().map_or(0, |slot| slot / 2);
-        let behind = |at| self.interval(at) + usize::from(self.instant(at).is_some());
-        let real = behind(begins);
+        let real = self.behind(begins);
         // What it is made from may be copied out in its place, earlier.
-        let first = self.needs.as_ref().map_or(real, |of| behind(of.begins(begins, tensor)));
+        let first = self.needs.as_ref().map_or(real, |of| self.behind(of.begins(begins, tensor)));
         let last = self.interval(until);
         let again = self.prices(tensor);
         let step = |interval: usize| {
@@ -220,7 +235,7 @@ impl<'a> Job<'a> {
                 _ if interval < real => Instant::Held,
                 _ if interval >= last && interval + 1 == last + more.max(1) => Instant::Held,
                 _ if interval >= last => Instant::Extra,
-                Some(at) if self.uses(lifetime).any(|u| u == at) => Instant::Held,
+                Some(at) if self.uses(lifetime).any(|u| u == at / 2) => Instant::Held,
                 _ => Instant::Counted,
             };
             let event = if interval <= last {
@@ -230,7 +245,7 @@ impl<'a> Job<'a> {
             };
             let before = interval
                 .checked_sub(1)
-                .map_or(0, |i| self.instants.get(i).copied().unwrap_or(u32::MAX));
+                .map_or(0, |i| self.instants.get(i).map_or(u32::MAX, |at| at.div_ceil(2)));
             Step { at: id32(interval % self.count()), event, instant, price: again(before) }
         };
         let copied = self.copied(lifetime, tensor);

@@ -57,7 +57,7 @@ impl Guide {
 #[must_use]
 pub fn guide(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -> Guide {
     // With what recomputes need, four of eleven plans were slower and two quicker.
-    let rules = Rules { budget, late: false, needs: false };
+    let rules = Rules { budget, late: false, needs: false, ends: false, proving: None };
     let residencies = Residencies::new(graph);
     let solved = solved(&residencies, latencies, link, rules, &PARTS[..LEVELS], f64::INFINITY);
     let mut hints = vec![Hint::default(); graph.tensors.len()];

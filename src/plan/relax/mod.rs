@@ -6,7 +6,7 @@
 //! # The program
 //!
 //! The instants are the starts of some operators that run in the graph's order, which is the same
-//! in every plan. An *interval* reaches from one to the next, and the first one from the last
+//! in every plan, and the ends of those that take long. An *interval* reaches from one to the next, and the first one from the last
 //! instant of the iteration before. Take any plan and look at one of its iterations. Let wₖ be what
 //! operators wait and recompute in interval k, so that the iteration takes T + Σ wₖ. Then
 //! 1. *Memory*: at instant k, what is resident without a plan, less what is away, is within the
@@ -112,7 +112,7 @@ struct Unit {
 struct Relaxation {
     /// The parts of the iteration of which each has an instant.
     parts: u32,
-    /// The operators of the instants.
+    /// Starts and ends of operators, in order.
     instants: Vec<u32>,
     /// By instant, the MiB that are too much without a plan; negative where there is room.
     over: Vec<f64>,
@@ -316,9 +316,9 @@ impl Relaxation {
     fn point_of(&self, other: &Self, point: &[f64]) -> Vec<f64> {
         let (n, m) = (self.count(), other.count());
         let mut mine = vec![0.0; 3 * n];
-        for (at, operator) in self.instants.iter().enumerate() {
-            let of = other.instants.partition_point(|i| i < operator);
-            if other.instants.get(of) == Some(operator) {
+        for (at, instant) in self.instants.iter().enumerate() {
+            let of = other.instants.partition_point(|i| i < instant);
+            if other.instants.get(of) == Some(instant) {
                 mine[at] = point[of];
             }
             mine[n + at] = point[m + of % m];
@@ -383,6 +383,11 @@ struct Rules {
     late: bool,
     /// What recomputes need ([`mod@needs`]).
     needs: bool,
+    /// The ends of operators that take longer than the finest part are instants too: while these
+    /// run, much can be copied.
+    ends: bool,
+    /// An operator that proves most alone: its start is an instant, and its end as of a long one.
+    proving: Option<u32>,
 }
 
 /// The best prices found with one number of parts after the other, until their value is `enough`
@@ -424,8 +429,10 @@ pub fn added(
     budget: Bytes,
     late: bool,
     enough: Nanos,
+    proving: Option<u32>,
 ) -> Nanos {
-    let (rules, enough) = (Rules { budget, late, needs: true }, enough.0 as f64);
+    let (rules, enough) =
+        (Rules { budget, late, needs: true, ends: true, proving }, enough.0 as f64);
     let residencies = Residencies::new(graph);
     let Some(solved) = solved(&residencies, latencies, link, rules, &PARTS, enough) else {
         return Nanos::ZERO;

@@ -187,7 +187,8 @@ fn relaxations(late: bool, parts: &[u32]) -> Vec<Relaxation> {
     let graph = crate::exact::resnet18();
     let device = builtin::find("rtx4090").unwrap();
     let times = latencies(&graph, &device, None);
-    let rules = Rules { budget: Bytes(Liveness::of(&graph).peak.0 / 2), late, needs: false };
+    let budget = Bytes(Liveness::of(&graph).peak.0 / 2);
+    let rules = Rules { budget, late, needs: false, ends: true, proving: Some(20) };
     let (graph, times) = early_job(&graph, &times);
     let residencies = Residencies::new(&graph);
     let new = |parts: &u32| Relaxation::new(&residencies, &times, &device.link, rules, *parts);
@@ -249,7 +250,7 @@ fn a_job_of_updates_alone_is_not_bounded() {
     let device = builtin::find("rtx4090").unwrap();
     let times = latencies(&updates, &device, None);
     for late in [false, true] {
-        let bound = added(&updates, &times, &device.link, Bytes(512), late, Nanos(u64::MAX));
+        let bound = added(&updates, &times, &device.link, Bytes(512), late, Nanos(u64::MAX), None);
         assert_eq!(bound, Nanos::ZERO);
     }
     let Guide { hints, added, .. } = guide(&updates, &times, &device.link, Bytes(512));
@@ -292,10 +293,11 @@ fn what_does_not_fit_beside_an_operator_leaves_as_a_whole() {
     let graph = Graph::new("job".to_owned(), tensors, operators, None, None, None).unwrap();
     let times = [1000; 4].map(|time| Latency { time: Nanos(time), source: Source::Graph });
     let link = exact::device().link;
-    let added = |budget| added(&graph, &times, &link, Bytes(budget), true, Nanos(u64::MAX)).0;
+    let most = Nanos(u64::MAX);
+    let added = |budget| added(&graph, &times, &link, Bytes(budget), true, most, None).0;
     // The weight and what the second and the third operator need.
     let all = 65_536 + 32_768 + 512;
     assert_eq!(added(all + 512), 0);
-    // A byte takes a nanosecond over the link, and the weight may come from the third one on.
-    assert!((64_000..=64_536).contains(&added(all - 512)), "{}", added(all - 512));
+    // A byte takes a nanosecond over the link, and the weight comes when the third one has ended.
+    assert!((65_000..=65_536).contains(&added(all - 512)), "{}", added(all - 512));
 }
