@@ -6,9 +6,10 @@
 //! # The program
 //!
 //! The instants are the starts of some operators that run in the graph's order, which is the same
-//! in every plan, and the ends of those that take long. An *interval* reaches from one to the next, and the first one from the last
-//! instant of the iteration before. Take any plan and look at one of its iterations. Let wₖ be what
-//! operators wait and recompute in interval k, so that the iteration takes T + Σ wₖ. Then
+//! in every plan, and the ends of those that take long: what an operator works on is there at both.
+//! An *interval* reaches from one to the next, and the first one from the last instant of the
+//! iteration before. Take any plan and look at one of its iterations. Let wₖ be what operators wait
+//! and recompute in interval k, so that the iteration takes T + Σ wₖ. Then
 //! 1. *Memory*: at instant k, what is resident without a plan, less what is away, is within the
 //!    budget.
 //! 2. *Link*: interval k takes what its operators take, and wₖ. No more is copied in that time than
