@@ -84,60 +84,59 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-def gpt2() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+Training = tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]
+"""A model, its loss, and the modules of it that checkpointing runs again."""
+
+
+def of_tokens(model: nn.Module, batch: int, length: int) -> Training:
+    """Predicts tokens, batch x length."""
+    tokens = torch.zeros(batch, length, dtype=torch.long, device="cuda")
+
+    def loss_of(m: nn.Module) -> torch.Tensor:
+        return functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten())
+
+    return model, loss_of, repeated(model)
+
+
+def of_images(model: nn.Module, batch: int, side: int) -> Training:
+    """Classifies square images."""
+    images = torch.randn(batch, 3, side, side, device="cuda")
+    labels = torch.zeros(batch, dtype=torch.long, device="cuda")
+    return model, lambda m: functional.cross_entropy(m(images), labels), repeated(model)
+
+
+def repeated(model: nn.Module) -> list[nn.Module]:
+    """The modules that checkpointing runs again."""
+    return [m for m in model.modules() if type(m).__name__ in REPEATED]
+
+
+def gpt2() -> Training:
     """GPT-2 small, 4 x 512 tokens."""
-    model = Gpt()
-    tokens = torch.zeros(4, 512, dtype=torch.long, device="cuda")
-
-    def loss_of(m: nn.Module) -> torch.Tensor:
-        return functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten())
-
-    return model, loss_of, list(model.blocks)
+    return of_tokens(Gpt(), 4, 512)
 
 
-def small() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+def small() -> Training:
     """For a try of the script: two blocks, 2 x 64 tokens."""
-    model = Gpt(2, 64, 2)
-    tokens = torch.zeros(2, 64, dtype=torch.long, device="cuda")
-
-    def loss_of(m: nn.Module) -> torch.Tensor:
-        return functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten())
-
-    return model, loss_of, list(model.blocks)
+    return of_tokens(Gpt(2, 64, 2), 2, 64)
 
 
-def resnet50() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+def resnet50() -> Training:
     """ResNet-50, 16 images of 224 x 224; torchvision's, or without it that of bench/gpu."""
     try:
         from torchvision.models import resnet50 as make
     except ImportError:
-        sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
-        from models import resnet50 as make
-    model = make()
-    images = torch.randn(16, 3, 224, 224, device="cuda")
-    labels = torch.zeros(16, dtype=torch.long, device="cuda")
-    blocks = [m for m in model.modules() if type(m).__name__ == "Bottleneck"]
-    return model, lambda m: functional.cross_entropy(m(images), labels), blocks
+        return checked("resnet50-16")
+    return of_images(make(), 16, 224)
 
 
-def checked(name: str) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+def checked(name: str) -> Training:
     """A job of bench/gpu/models.py; of a language model attention and feed-forward are blocks."""
     sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
     from models import JOBS
 
     make, batch, size = JOBS[name]
     model = make()
-    blocks = [m for m in model.modules() if type(m).__name__ in REPEATED]
-    if type(model).__name__ == "Language":
-        tokens = torch.zeros(batch, size, dtype=torch.long, device="cuda")
-
-        def loss_of(m: nn.Module) -> torch.Tensor:
-            return functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten())
-
-        return model, loss_of, blocks
-    images = torch.randn(batch, 3, size, size, device="cuda")
-    labels = torch.zeros(batch, dtype=torch.long, device="cuda")
-    return model, lambda m: functional.cross_entropy(m(images), labels), blocks
+    return (of_tokens if type(model).__name__ == "Language" else of_images)(model, batch, size)
 
 
 def link(profile: str) -> tuple[int, int]:

@@ -360,25 +360,23 @@ impl<'a> Bounds<'a> {
     #[must_use]
     pub fn iteration_for(&self, budget: Bytes, plan: Nanos) -> Option<Nanos> {
         let (added, proving) = self.proved(budget)?;
-        let bound = Nanos(self.total() + added);
-        let enough = plan.saturating_sub(Nanos(plan.0 / ENOUGH));
-        if bound >= enough {
-            return Some(bound);
-        }
         let total = Nanos(self.total());
-        let added = self.together(budget, enough.saturating_sub(total), proving);
-        Some(bound.max(total + added))
+        let enough = plan.saturating_sub(Nanos(plan.0 / ENOUGH)).saturating_sub(total);
+        if added >= enough {
+            return Some(total + added);
+        }
+        Some(total + added.max(self.together(budget, enough, proving)))
     }
 
     /// A lower bound on the iteration's time of every plan with a peak of at most `budget`; `None`
     /// if there is no such plan. It looks at one instant at a time.
     #[must_use]
     pub fn iteration(&self, budget: Bytes) -> Option<Nanos> {
-        self.proved(budget).map(|(added, _)| Nanos(self.total() + added))
+        self.proved(budget).map(|(added, _)| Nanos(self.total()) + added)
     }
 
-    /// What such a plan adds at least, in nanoseconds, and an operator that proves it.
-    fn proved(&self, budget: Bytes) -> Option<(u64, Option<u32>)> {
+    /// What such a plan adds at least, and an operator that proves it.
+    fn proved(&self, budget: Bytes) -> Option<(Nanos, Option<u32>)> {
         if budget.0 < self.floor {
             return None;
         }
@@ -413,7 +411,7 @@ impl<'a> Bounds<'a> {
                 (added, best) = (least, Some(operator));
             }
         }
-        Some((added, best))
+        Some((Nanos(added), best))
     }
 
     /// The most bytes that must be resident at some instant of an operator where the iteration
