@@ -71,7 +71,9 @@ fn device(root: &Path, out: &Path) {
     let mut command = Command::new(rustc);
     command.arg(root.join("dry/src/lib.rs")).arg("-o").arg(out.join("libneap_dry.so"));
     command.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "neap_dry"]);
-    command.args(["-C", "opt-level=2", "-C", "panic=abort", "-C", "strip=symbols"]);
+    // For size: what it does for a call of PyTorch is little beside the call.
+    command.args(["-C", "opt-level=s", "-C", "codegen-units=1"]);
+    command.args(["-C", "panic=abort", "-C", "strip=symbols"]);
     command.args(["-C", "link-arg=-Wl,-soname,libneap_dry.so", "--cap-lints", "allow"]);
     command.arg("--target").arg(env::var("TARGET").expect("cargo sets TARGET"));
     if let Some(linker) = env::var_os("RUSTC_LINKER") {

@@ -60,7 +60,7 @@ def test_out_of_time_ends_what_a_command_started(tmp_path: Path) -> None:
     work = ["sh", "-c", f"sleep 60 & echo $! >{file}; wait"]
     began = time.monotonic()
     with pytest.raises(module.Failed, match=r"longer than 0\.02 minutes"):
-        check.began_line = 0
+        check.line_of.began = 0
         check.command(work)
     assert time.monotonic() - began < 30
     process = file.read_text().strip()
@@ -86,7 +86,7 @@ def test_what_the_sanitizer_finds_fails_the_line(
     asked = flags(tmp_path, 9)
     asked.on, asked.cuda_libs = "cuda", None
     check = module.Check(asked)
-    check.began_line = 0.0
+    check.line_of.began = 0.0
     (tmp_path / "work" / "job.graph.json").touch()
     (tmp_path / "work" / "job.min.plan.json").touch()
     monkeypatch.setattr(module.shutil, "which", lambda *_, **__: None)

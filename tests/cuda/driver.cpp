@@ -11,7 +11,7 @@
 // whether a copy or something else stood behind the ignored wait, how often memory was pinned, how many events were
 // recorded, and for each stream that was given back KERNELS/INTO/OUT/LEFT: kernels launched, copies to the device and from it,
 // and how many of all these had not run then, in the order in which streams were made. FAKE_PINS=N pins memory N times.
-// FAKE_PAUSE=MS lets the host see MS milliseconds late that a stream has ended.
+// FAKE_NO_GRAPHS=1 captures no stream. FAKE_PAUSE=MS lets the host see MS milliseconds late that a stream has ended.
 #include <dlfcn.h>
 #include <elf.h>
 #include <stdio.h>
@@ -25,6 +25,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -59,12 +60,16 @@ struct Operation {
     // Between host and device.
     bool copy = false;
 };
+// Work in the order in which it was asked for.
+typedef std::vector<std::function<void()>> Graph;
 struct Stream {
     std::deque<Operation> queue;
     size_t enqueued = 0;
     // Its number, and what it was asked for: kernels, copies to the device, copies from it.
     size_t made = 0, kernels = 0, into = 0, out = 0;
     Clock clock;
+    // While it is captured, what was asked for.
+    Graph* captured = nullptr;
 };
 struct Function {
     void (*entry)(const void*, unsigned int, Dim, Dim, int);
@@ -100,7 +105,7 @@ static const Stream *unawaited = nullptr, *unseen = nullptr;
 static size_t unseen_turn = 0;
 static const long dropped_sync = getenv("FAKE_DROP_SYNC") ? atol(getenv("FAKE_DROP_SYNC")) : -1;
 static long syncs = 0;
-static long pins = 0, records = 0;
+static long pins = 0, records = 0, graphs = 0;
 // What streams did that were given back, by their number.
 static std::map<size_t, std::string> done_by;
 
@@ -245,6 +250,11 @@ static void look() {
 }
 
 static void enqueue(Stream* stream, Operation operation) {
+    if (stream->captured) {
+        if (operation.kind != Operation::WORK || operation.copy) stop("something other than work in a graph");
+        stream->captured->push_back(operation.work);
+        return;
+    }
     merge(stream->clock, host);
     merge(stream->clock, called);
     if (operation.kind == Operation::WORK) {
@@ -277,10 +287,11 @@ static void transfer(Stream* stream, Address to, Address from, size_t bytes, voi
 extern "C" {
 // From watch.cpp and the libraries.
 void fake_access(void* at, size_t bytes, int writes) { races.access((Address)at, bytes, writes); }
-// For the libraries beside it: `what(data)` when the stream comes to it.
-void fake_enqueue(Stream* stream, void (*what)(void*), void* data) {
+// For the libraries beside it: `what(data)` when the stream comes to it, each time if it is part of a graph.
+void fake_enqueue(Stream* stream, void (*what)(void*), void (*drop)(void*), void* data) {
     ONE_AT_A_TIME;
-    work(stream, [=] { what(data); });
+    std::shared_ptr<void> kept(data, drop);
+    work(stream, [=] { what(kept.get()); });
 }
 
 Result cuInit(unsigned int) { return getenv("FAKE_NO_DEVICE") ? 100 : 0; }
@@ -321,6 +332,7 @@ Result cuDevicePrimaryCtxRelease_v2(int) {
     if (--retained > 0) return 0;
     if (!device.empty() || !pinned.empty()) stop("memory was not given back");
     if (streams.size() != 1) stop("a stream was not given back");
+    if (graphs) stop("a graph was not given back");
     return 0;
 }
 Result cuCtxSetCurrent(void*) { return 0; }
@@ -568,6 +580,40 @@ Result cuLaunchHostFunc(Stream* stream, void (*what)(void*), void* data) {
         merge(called, before);
         what(data);
     });
+    return 0;
+}
+// A graph that can be launched is a copy of what was captured.
+Result cuStreamBeginCapture_v2(Stream* stream, int) {
+    ONE_AT_A_TIME;
+    if (getenv("FAKE_NO_GRAPHS")) return 801;
+    if (stream->captured) stop("a capture within a capture");
+    stream->captured = new Graph;
+    return 0;
+}
+Result cuStreamEndCapture(Stream* stream, Graph** graph) {
+    ONE_AT_A_TIME;
+    if (!stream->captured) return 1;
+    *graph = stream->captured;
+    stream->captured = nullptr;
+    graphs++;
+    return 0;
+}
+Result cuGraphInstantiateWithFlags(Graph** made, Graph* graph, unsigned long long) {
+    ONE_AT_A_TIME;
+    *made = new Graph(*graph);
+    graphs++;
+    return 0;
+}
+Result cuGraphDestroy(Graph* graph) {
+    ONE_AT_A_TIME;
+    delete graph;
+    graphs--;
+    return 0;
+}
+Result cuGraphExecDestroy(Graph* graph) { return cuGraphDestroy(graph); }
+Result cuGraphLaunch(Graph* graph, Stream* stream) {
+    ONE_AT_A_TIME;
+    for (auto& one : *graph) work(stream, one);
     return 0;
 }
 }

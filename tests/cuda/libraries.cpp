@@ -18,14 +18,11 @@
 
 // Runs `work` when the stream comes to it.
 static void enqueue(void* stream, std::function<void()> work) {
-    typedef void (*Enqueue)(void*, void (*)(void*), void*);
+    typedef void (*Enqueue)(void*, void (*)(void*), void (*)(void*), void*);
     static Enqueue put = (Enqueue)dlsym(dlopen("libcuda.so", RTLD_NOW), "fake_enqueue");
-    auto run = [](void* data) {
-        auto* work = (std::function<void()>*)data;
-        (*work)();
-        delete work;
-    };
-    put(stream, run, new std::function<void()>(work));
+    auto run = [](void* data) { (*(std::function<void()>*)data)(); };
+    auto drop = [](void* data) { delete (std::function<void()>*)data; };
+    put(stream, run, drop, new std::function<void()>(work));
 }
 
 // Elements: f32 is 0 for both libraries; bf16 and f16 are numbered differently.

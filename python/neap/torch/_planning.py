@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +108,11 @@ def durations(graph: Path, device: str, neap: str) -> dict[str, int]:
 class _Answer:
     """The planner's answer for one set of calls that run again."""
 
-    def __init__(self, world: World, met: bool, figures: dict[str, Any], plan: Path) -> None:
+    def __init__(
+        self, world: World, graph: Path, met: bool, figures: dict[str, Any], plan: Path
+    ) -> None:
         self.world = world
+        self.graph = graph
         self.met = met
         self.plan = plan
         self.peak: int = figures["peak_bytes"]
@@ -350,32 +355,41 @@ class Planner:
     def _search(self, folder: Path, budget: int, usable: list[Range]) -> _Answer:
         tried: dict[frozenset[int], _Answer] = {}
 
+        def attempts(several: Iterable[Sequence[Range]]) -> list[_Answer]:
+            keyed = [(frozenset(map(id, ranges)), ranges) for ranges in several]
+            new = {key: ranges for key, ranges in keyed if key not in tried}
+            names = [folder / f"job{len(tried) + n}.graph.json" for n in range(len(new))]
+            worlds = map(self._world, new.values())
+            tried.update(zip(new, self._ask_all(names, budget, list(worlds))))
+            return [tried[key] for key, _ in keyed]
+
         def attempt(ranges: Sequence[Range]) -> _Answer:
-            key = frozenset(map(id, ranges))
-            if key not in tried:
-                name = folder / f"job{len(tried)}.graph.json"
-                tried[key] = self._ask(name, budget, self._world(ranges))
-            return tried[key]
+            return attempts([ranges])[0]
 
         best = attempt(())
         if best.met and best.ns <= self.unplanned_ns * 1.005:
             return best
         # Operators give back most for their time, so these come first, and stay beside calls.
         cheap = unchained([r for r in usable if r.call is None])
-        best = min(best, self._along(cheap, attempt), key=_worth)
+        best = min(best, self._along(cheap, attempts), key=_worth)
         made = [r for r in best.world.ranges if r.call is None]
         if best.met and best.ns <= self.unplanned_ns * _GOOD:
             return best
         for family in families([r for r in usable if r.call is not None]):
             order = self._order(family)
             beside = self._along(
-                order, lambda calls: attempt([*calls, *(r for r in made if r.beside(calls))])
+                order,
+                lambda several: attempts(
+                    [*calls, *(r for r in made if r.beside(calls))] for calls in several
+                ),
             )
             best = min(best, beside, key=_worth)
         calls = [r for r in best.world.ranges if r.call is not None]
         if calls:
             left = [r for r in cheap if r.beside(calls)]
-            more = self._along(left, lambda ranges: attempt([*calls, *ranges]))
+            more = self._along(
+                left, lambda several: attempts([*calls, *ranges] for ranges in several)
+            )
             best = min(best, more, key=_worth)
         # The last of the forward often gives nothing back: it is there again when memory is full.
         for one in sorted(best.world.ranges, key=lambda r: -r.first)[:_PRUNED]:
@@ -384,16 +398,18 @@ class Planner:
         if usable or not best.met:
             return best
         # Swaps alone are many. Often fewer are as quick, and each costs the host its time.
-        larger = self._ask(folder / "larger.graph.json", budget, best.world, _LARGER)
+        larger = self._ask(best.graph, budget, best.world, _LARGER)
         return min(best, larger, key=_worth)
 
     @staticmethod
-    def _along(order: list[Range], attempt: Callable[[Sequence[Range]], _Answer]) -> _Answer:
+    def _along(
+        order: list[Range], attempts: Callable[[Iterable[Sequence[Range]]], list[_Answer]]
+    ) -> _Answer:
         """The best beginning of ``order``: a coarse look, then between the best's neighbours."""
         count = len(order)
         looked = sorted({round(count * part / 4) for part in range(5)})
         while True:
-            answers = {n: attempt(order[:n]) for n in looked}
+            answers = dict(zip(looked, attempts(order[:n] for n in looked)))
             best = min(looked, key=lambda n: answers[n].worth)
             place = looked.index(best)
             low = looked[place - 1] if place else best
@@ -426,10 +442,19 @@ class Planner:
         self._orders[key] = chosen
         return chosen
 
+    def _ask_all(self, paths: list[Path], budget: int, worlds: list[World]) -> list[_Answer]:
+        """One answer a world; several are looked for at once, as far as there are processors: the
+        planner uses two for most of its time.
+        """
+        for path, world in zip(paths, worlds):
+            divisible = self.move_states and self._way != _EARLY
+            _form.write(world.graph(self.durations, divisible), path)
+        with ThreadPoolExecutor(max((os.cpu_count() or 2) // 2, 1)) as pool:
+            return list(pool.map(self._ask, paths, repeat(budget), worlds))
+
     def _ask(self, path: Path, budget: int, world: World, more: Sequence[str] = ()) -> _Answer:
-        divisible = self.move_states and self._way != _EARLY
-        _form.write(world.graph(self.durations, divisible), path)
-        output = path.with_suffix(".plan")
+        """The planner's answer for a world that was written to ``path``."""
+        output = path.with_suffix(".larger.plan" if more else ".plan")
         base = [self.neap, "plan", str(path), "--device", self._asked, "--no-recompute", "--json"]
         base += [*_AS_LISTED, *more]
         code, text, error = _run([*base, "--budget", str(budget), "-o", str(output)])
@@ -438,4 +463,4 @@ class Planner:
             code, text, error = _run([*base, "--budget", "min", "-o", str(output)])
         if code != 0:
             raise PlanError(f"neap plan failed: {error.strip()}")
-        return _Answer(world, met, json.loads(text), output)
+        return _Answer(world, path, met, json.loads(text), output)

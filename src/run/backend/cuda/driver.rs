@@ -3,6 +3,7 @@
 //! Raw addresses throughout; each wrapper gives its handle back once. Everything is used from the
 //! thread that made it. Nothing is tracked: what waits for what is the script's.
 
+mod graph;
 mod pinned;
 
 use std::ffi::{CString, c_int, c_void};
@@ -13,6 +14,7 @@ use cudarc::driver::{result, sys};
 use super::launch::Launch;
 use crate::backend::operators::KernelError;
 use crate::units::Bytes;
+pub use graph::Replay;
 pub use pinned::PinnedMemory;
 
 /// One sentence about what failed.

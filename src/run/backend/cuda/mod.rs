@@ -8,6 +8,7 @@
 
 mod canary;
 pub mod conv;
+mod conv_product;
 pub(crate) mod driver;
 pub mod emit;
 mod ends;
@@ -48,7 +49,7 @@ use driver::{Context, Event, Fault, PinnedMemory, Queue};
 use ends::Ends;
 use load::{Load, LoadError};
 use pool::{Pool, Spare};
-use prepare::{Prepared, Ready};
+use prepare::{Library, Prepared, Ready};
 use turns::Turns;
 
 /// Options of the CUDA device.
@@ -285,7 +286,7 @@ impl<'a> Cuda<'a> {
     #[must_use]
     pub fn products(&self) -> Vec<crate::Product> {
         let product = |ready: &Ready| match ready {
-            Ready::Gemm(plan) => plan.product,
+            Ready::Library(Library::Gemm(plan), _) => plan.product,
             _ => None,
         };
         let all: BTreeSet<_> = self.prepared.items.iter().flatten().filter_map(product).gather();
@@ -328,18 +329,20 @@ impl<'a> Cuda<'a> {
                         .and_then(|from| queue.copy_in(*to, from, *bytes))
                         .map_err(KernelError::from)
                 }
-                Ready::Gemm(plan) => match &self.prepared.cublaslt {
-                    // SAFETY: the stream is of this context; the plan's operands are the script's.
-                    Some(library) => unsafe { library.run(plan, scratch, queue.raw()) },
-                    None => Err("cuBLASLt is not open".into()),
-                },
-                Ready::Conv(plan, workspace) => match &self.prepared.cudnn {
-                    // SAFETY: as above; the workspace belongs to the step and has the plan's size.
-                    Some(library) => unsafe {
-                        library.run(plan, workspace.map_or(scratch, |w| w as *mut c_void))
+                Ready::Library(call, replay) => replay.run(queue, || match &*call {
+                    Library::Gemm(plan) => match &self.prepared.cublaslt {
+                        // SAFETY: the stream is of this context; the operands are the script's.
+                        Some(library) => unsafe { library.run(plan, scratch, queue.raw()) },
+                        None => Err("cuBLASLt is not open".into()),
                     },
-                    None => Err("cuDNN is not open".into()),
-                },
+                    Library::Conv(plan, workspace) => match &self.prepared.cudnn {
+                        // SAFETY: as above; the workspace is the step's and has the plan's size.
+                        Some(library) => unsafe {
+                            library.run(plan, workspace.map_or(scratch, |w| w as *mut c_void))
+                        },
+                        None => Err("cuDNN is not open".into()),
+                    },
+                }),
             };
             done.map_err(outside)?;
         }

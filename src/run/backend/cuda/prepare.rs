@@ -10,11 +10,12 @@ use super::super::host::calls::operands;
 use super::super::{Failure, Script, StepWork, Stream, Work};
 use super::Options;
 use super::conv::Cudnn;
-use super::driver::{Context, DeviceMemory, Module, PinnedMemory, Queue};
+use super::conv_product;
+use super::driver::{Context, DeviceMemory, Module, PinnedMemory, Queue, Replay};
 use super::emit;
 use super::gemm::CublasLt;
 use super::kernels::{self, Nvrtc};
-use super::launch::{Action, Actions, Family, Gemm, Launch};
+use super::launch::{Action, Actions, Conv, Family, Gemm, Launch};
 use super::libs::{self, Opened, Which};
 use super::params::{One, Update};
 use crate::backend::operators::error::{device_error, unsupported};
@@ -31,23 +32,23 @@ const AGAIN: &str = "; profile and plan again with this device's libraries";
 /// An action with its handles.
 pub enum Ready {
     Launch(CUfunction, Launch),
-    Copy {
-        from: u64,
-        to: u64,
-        bytes: usize,
-    },
-    Zero {
-        to: u64,
-        bytes: usize,
-    },
-    Upload {
-        to: u64,
-        at: usize,
-        bytes: usize,
-    },
+    Copy { from: u64, to: u64, bytes: usize },
+    Zero { to: u64, bytes: usize },
+    Upload { to: u64, at: usize, bytes: usize },
+    Library(Library, Replay),
+}
+
+/// A call of a library.
+pub enum Library {
     Gemm(super::gemm::Plan),
     /// In the arena at this address; without one, in [`Prepared::scratch`].
     Conv(Box<super::conv::Plan>, Option<u64>),
+}
+
+impl From<Library> for Ready {
+    fn from(call: Library) -> Self {
+        Self::Library(call, Replay::First)
+    }
 }
 
 /// The most that cuDNN may work in where the plan reserves nothing.
@@ -62,8 +63,8 @@ impl Ready {
     /// How much it needs of [`Prepared::scratch`].
     fn beside(&self) -> u64 {
         match self {
-            Self::Gemm(plan) => plan.workspace,
-            Self::Conv(plan, None) => plan.workspace,
+            Self::Library(Library::Gemm(plan), _) => plan.workspace,
+            Self::Library(Library::Conv(plan, None), _) => plan.workspace,
             Self::Launch(_, launch) => launch.beside.map_or(0, |(_, bytes)| bytes),
             _ => 0,
         }
@@ -96,10 +97,10 @@ pub struct Prepared {
 impl Drop for Prepared {
     fn drop(&mut self) {
         for ready in self.items.iter().flatten() {
-            match ready {
-                Ready::Gemm(plan) => self.cublaslt.iter().for_each(|library| library.forget(plan)),
-                Ready::Conv(plan, _) => self.cudnn.iter().for_each(|library| library.forget(plan)),
-                _ => {}
+            let Ready::Library(call, _) = ready else { continue };
+            match call {
+                Library::Gemm(plan) => self.cublaslt.iter().for_each(|own| own.forget(plan)),
+                Library::Conv(plan, _) => self.cudnn.iter().for_each(|own| own.forget(plan)),
             }
         }
     }
@@ -233,45 +234,92 @@ impl Prepared {
             }
             Action::Gemm(gemm) => return self.product(maker, &gemm, work),
             Action::Conv(conv) => {
-                let at = work.workspace.map(|(offset, size)| arena.at(offset, size)).transpose()?;
-                let size = work.workspace.map_or(Bytes(CONV_SCRATCH), |w| w.1);
-                let wanted =
-                    match options.algorithms.get(&work.operator).map(|all| all.get(passes.len())) {
-                        Some(None) => {
-                            return Err(device_error!(
-                                "the plan names {} algorithms, which is too few{AGAIN}",
-                                passes.len()
-                            ));
-                        }
-                        wanted => wanted.flatten().copied(),
-                    };
-                let plan = match wanted {
-                    Some(-1) => None,
-                    _ => self
-                        .cudnn
-                        .as_ref()
-                        .map(|library| library.plan(&conv, size.0, wanted))
-                        .transpose()?
-                        .flatten(),
-                };
-                match plan {
-                    Some(plan) => {
-                        passes.push((plan.algorithm, Bytes(plan.workspace)));
-                        Ready::Conv(Box::new(plan), at)
-                    }
-                    None => {
-                        if let Some(wanted) = wanted.filter(|&w| w >= 0) {
-                            return Err(device_error!(
-                                "the plan was made for algorithm {wanted}, which cuDNN does not have for it in {size}{AGAIN}"
-                            ));
-                        }
-                        passes.push((-1, Bytes::ZERO));
-                        self.fallbacks.insert(work.operator);
-                        maker.launch(conv.plain())?
-                    }
-                }
+                return self.convolution(maker, &conv, work, arena, options, passes);
             }
         }])
+    }
+
+    /// A convolution by the library that the plan names for it, or else by a product where that is
+    /// quicker, by cuDNN, or by the plain kernels.
+    #[allow(clippy::too_many_arguments, reason = "as `ready`")]
+    fn convolution(
+        &mut self,
+        maker: &mut Maker<'_>,
+        conv: &Conv,
+        work: &StepWork,
+        arena: &DeviceMemory,
+        options: &Options,
+        passes: &mut Vec<(i32, Bytes)>,
+    ) -> Result<Vec<Ready>, KernelError> {
+        let at = work.workspace.map(|(offset, size)| arena.at(offset, size)).transpose()?;
+        let size = work.workspace.map_or(Bytes(CONV_SCRATCH), |w| w.1);
+        let wanted = match options.algorithms.get(&work.operator).map(|all| all.get(passes.len())) {
+            Some(None) => {
+                return Err(device_error!(
+                    "the plan names {} algorithms, which is too few{AGAIN}",
+                    passes.len()
+                ));
+            }
+            wanted => wanted.flatten().copied(),
+        };
+        if wanted.is_none_or(|wanted| wanted == conv_product::ALGORITHM)
+            && let Some(ready) = self.as_product(maker, conv, at, size)?
+        {
+            passes.push((conv_product::ALGORITHM, Bytes(conv_product::partial_bytes(conv))));
+            return Ok(ready);
+        }
+        let plan = match wanted {
+            Some(-1) => None,
+            _ => self
+                .cudnn
+                .as_ref()
+                .map(|library| library.plan(conv, size.0, wanted))
+                .transpose()?
+                .flatten(),
+        };
+        if let Some(plan) = plan {
+            passes.push((plan.algorithm, Bytes(plan.workspace)));
+            return Ok(vec![Library::Conv(Box::new(plan), at).into()]);
+        }
+        if let Some(wanted) = wanted.filter(|&w| w >= 0) {
+            return Err(device_error!(
+                "the plan was made for algorithm {wanted}, which the libraries do not have for it in {size}{AGAIN}"
+            ));
+        }
+        passes.push((-1, Bytes::ZERO));
+        self.fallbacks.insert(work.operator);
+        Ok(vec![maker.launch(conv.plain())?])
+    }
+
+    /// A convolution as products, in the plan's workspace at `at`.
+    fn as_product(
+        &self,
+        maker: &mut Maker<'_>,
+        conv: &Conv,
+        at: Option<u64>,
+        size: Bytes,
+    ) -> Result<Option<Vec<Ready>>, KernelError> {
+        let Some(library) = &self.cublaslt else { return Ok(None) };
+        let needs = conv_product::partial_bytes(conv);
+        // Memory beside the arena is what the library works in meanwhile.
+        let partial = match at {
+            Some(at) if needs <= size.0 => at as *mut u8,
+            _ if needs == 0 => std::ptr::null_mut(),
+            _ => return Ok(None),
+        };
+        let Some(gemm) = conv_product::product(conv, partial) else { return Ok(None) };
+        let most = gemm_scratch(maker.context.capability);
+        let Some(plan) = library.plan(&gemm, most)? else { return Ok(None) };
+        let mut ready = vec![Library::Gemm(plan).into()];
+        if needs > 0 {
+            let mut sum = Actions::new(std::ptr::null_mut(), 0);
+            conv_product::join(conv, partial, &mut sum)?;
+            for action in sum.list {
+                let Action::Launch(launch) = action else { return Ok(None) };
+                ready.push(maker.launch(launch)?);
+            }
+        }
+        Ok(Some(ready))
     }
 
     /// A product by the library: with its bias; or, where the library can't add one, added to the
@@ -285,12 +333,12 @@ impl Prepared {
         let most = gemm_scratch(maker.context.capability);
         if let Some(library) = &self.cublaslt {
             if let Some(plan) = library.plan(gemm, most)? {
-                return Ok(vec![Ready::Gemm(plan)]);
+                return Ok(vec![Library::Gemm(plan).into()]);
             }
             if let Some((spread, rest)) = gemm.bias_first()? {
                 let spread = maker.launch(spread)?;
                 if let Some(plan) = library.plan(&rest, most)? {
-                    return Ok(vec![spread, Ready::Gemm(plan)]);
+                    return Ok(vec![spread, Library::Gemm(plan).into()]);
                 }
             }
         }

@@ -14,7 +14,7 @@ mod norm;
 pub mod optimizer;
 mod pointwise;
 mod pool;
-mod reduce;
+pub(super) mod reduce;
 mod rows;
 mod scaler;
 mod shape;
