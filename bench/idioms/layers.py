@@ -257,6 +257,8 @@ LAYERS = {
     "conv_transposed1d": net(flat(lambda: nn.ConvTranspose1d(3, 4, 4, stride=2, padding=1), nn.ELU), images(5)),
     "conv_depthwise": net(flat(lambda: nn.Conv2d(3, 6, 3, groups=3, bias=False), lambda: nn.BatchNorm2d(6), nn.SiLU),
                           images(6, 6)),
+    "conv_pointwise": net(flat(lambda: nn.Conv2d(3, 72, 1), nn.ReLU, lambda: nn.Conv2d(72, 8, 1, bias=False), nn.ReLU),
+                          images(9, 9), rate=1e-3),
     "conv_dilated_same": net(flat(lambda: nn.Conv2d(3, 4, 3, dilation=2, padding="same"), nn.ReLU6), images(6, 6)),
     "conv_reflected": net(flat(lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU), images(5, 5)),
     "conv_circular": net(flat(lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), nn.ReLU), images(5, 5)),

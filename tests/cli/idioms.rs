@@ -134,6 +134,7 @@ fn layers_of_other_kinds_run() {
         "lstm",
         "conv1d",
         "conv3d",
+        "conv_pointwise",
         "spectral_norm",
         "embedding_bag",
         "experts",

@@ -212,8 +212,8 @@ pub struct LatencyForm<'a> {
     pub ns: Nanos,
     /// The source of the latency.
     pub source: Source,
-    /// The library's algorithm with that latency for each of the operator's passes, in order; -1
-    /// for a plain kernel.
+    /// The library's algorithm with that latency for each of the operator's passes, in order; 1000
+    /// for matrix products, -1 for a plain kernel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithm: Vec<i32>,
     /// Bytes of these algorithms' workspace. The operator's workspace in this plan is at least as

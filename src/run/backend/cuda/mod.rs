@@ -270,7 +270,7 @@ impl<'a> Cuda<'a> {
     }
 
     /// The algorithm and workspace of each pass of the convolutions, by operator: the library's
-    /// number of the algorithm, or -1 for the plain kernels.
+    /// number of the algorithm, 1000 for matrix products, or -1 for the plain kernels.
     #[must_use]
     pub fn algorithms(&self) -> &BTreeMap<OpId, Vec<(i32, Bytes)>> {
         &self.prepared.algorithms

@@ -40,7 +40,7 @@ pub enum Ready {
 
 /// A call of a library.
 pub enum Library {
-    Gemm(super::gemm::Plan),
+    Gemm(Box<super::gemm::Plan>),
     /// In the arena at this address; without one, in [`Prepared::scratch`].
     Conv(Box<super::conv::Plan>, Option<u64>),
 }
@@ -310,7 +310,7 @@ impl Prepared {
         let Some(gemm) = conv_product::product(conv, partial) else { return Ok(None) };
         let most = gemm_scratch(maker.context.capability);
         let Some(plan) = library.plan(&gemm, most)? else { return Ok(None) };
-        let mut ready = vec![Library::Gemm(plan).into()];
+        let mut ready = vec![Library::Gemm(Box::new(plan)).into()];
         if needs > 0 {
             let mut sum = Actions::new(std::ptr::null_mut(), 0);
             conv_product::join(conv, partial, &mut sum)?;
@@ -333,12 +333,12 @@ impl Prepared {
         let most = gemm_scratch(maker.context.capability);
         if let Some(library) = &self.cublaslt {
             if let Some(plan) = library.plan(gemm, most)? {
-                return Ok(vec![Library::Gemm(plan).into()]);
+                return Ok(vec![Library::Gemm(Box::new(plan)).into()]);
             }
             if let Some((spread, rest)) = gemm.bias_first()? {
                 let spread = maker.launch(spread)?;
                 if let Some(plan) = library.plan(&rest, most)? {
-                    return Ok(vec![spread, Library::Gemm(plan).into()]);
+                    return Ok(vec![spread, Library::Gemm(Box::new(plan)).into()]);
                 }
             }
         }
