@@ -45,38 +45,51 @@ template <class T> DEVICE void look_up(const Index& p) {
 KERNEL(f_look_up, Index, 256) { look_up<float>(p); }
 KERNEL(i_look_up, Index, 256) { look_up<i64>(p); }
 
-// A block for each row of the table: adds, in order, the gradients of the places that name it. o: table gradient
-// (strides: row, ..., column), gradient, indices; k: padding row, table rows.
+// A block for each 16 rows of the table: it finds the places that name one of them, and adds their gradients in order.
+// o: table gradient (strides: row, ..., column), gradient, indices; k: padding row, table rows.
+const int TABLE_ROWS = 16;
+// Where more places name its rows, a block looks through all numbers again for each of them.
+const u32 MOST_NAMED = 512;
 KERNEL(embedding_backward, Rows, 256) {
     SHARED u8 named[256];
-    i64 own = blockIdx.x;
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    ONCE for (i64 first_column = 0; first_column < p.length; first_column += 4 * blockDim.x) {
-        UNROLL for (int j = 0; j < 4; j++) sum[j] = 0.0f;
-        ONCE for (i64 first = 0; first < p.rows; first += blockDim.x) {
-            i64 place = first + threadIdx.x;
-            int hit = 0;
-            if (place < p.rows) {
-                i64 number = load<i64>(p.o[2], row_place(p, p.o[2], place));
-                hit = number == own && own != p.k[0];
-                if (own == 0 && (number < 0 || number >= p.k[1])) *p.status = p.item;
-            }
-            named[threadIdx.x] = (u8)hit;
-            if (SYNC_OR(hit)) {
-                ONCE for (u32 t = 0; t < blockDim.x && first + t < p.rows; t++) {
-                    if (!named[t]) continue;
-                    i64 row = row_place(p, p.o[1], first + t);
-                    UNROLL for (int j = 0; j < 4; j++) {
-                        i64 column = first_column + j * (i64)blockDim.x + threadIdx.x;
-                        if (column < p.length) sum[j] += at(p.o[1], row, column);
-                    }
-                }
-            }
-            SYNC();
+    SHARED u32 places[MOST_NAMED];
+    SHARED u8 rows[MOST_NAMED];
+    i64 base = (i64)blockIdx.x * TABLE_ROWS;
+    // The same in all threads.
+    u32 count = 0;
+    ONCE for (i64 first = 0; first < p.rows; first += blockDim.x) {
+        i64 place = first + threadIdx.x;
+        int hit = 0;
+        if (place < p.rows) {
+            i64 number = load<i64>(p.o[2], row_place(p, p.o[2], place));
+            if (number >= base && number < base + TABLE_ROWS && number != p.k[0]) hit = 1 + (int)(number - base);
+            if (base == 0 && (number < 0 || number >= p.k[1])) *p.status = p.item;
         }
-        UNROLL for (int j = 0; j < 4; j++) {
-            i64 column = first_column + j * (i64)blockDim.x + threadIdx.x;
-            if (column < p.length) put(p.o[0], own * p.o[0].stride[0], column, sum[j]);
+        named[threadIdx.x] = (u8)hit;
+        if (SYNC_OR(hit)) {
+            ONCE for (u32 t = 0; t < blockDim.x; t++) {
+                if (!named[t]) continue;
+                if (count < MOST_NAMED && threadIdx.x == 0) {
+                    places[count] = (u32)(first + t);
+                    rows[count] = (u8)(named[t] - 1);
+                }
+                count++;
+            }
+        }
+        SYNC();
+    }
+    ONCE for (i64 row = 0; row < TABLE_ROWS && base + row < p.k[1]; row++) {
+        i64 own = base + row;
+        ONCE for (i64 column = threadIdx.x; column < p.length; column += blockDim.x) {
+            float sum = 0.0f;
+            if (count <= MOST_NAMED) {
+                ONCE for (u32 i = 0; i < count; i++)
+                    if (rows[i] == row) sum += at(p.o[1], row_place(p, p.o[1], places[i]), column);
+            } else if (own != p.k[0]) {
+                ONCE for (i64 place = 0; place < p.rows; place++)
+                    if (load<i64>(p.o[2], row_place(p, p.o[2], place)) == own) sum += at(p.o[1], row_place(p, p.o[1], place), column);
+            }
+            put(p.o[0], own * p.o[0].stride[0], column, sum);
         }
     }
 }

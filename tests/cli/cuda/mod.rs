@@ -305,7 +305,7 @@ fn algorithms_that_were_profiled_are_reserved_and_used() {
     let ways = [",4;3,3000,", ",4;1000,8192,", ",3,2000,"];
     let taken = |way: &&str| backward.iter().filter(|l| l.contains(*way)).count();
     assert_eq!(ways.iter().map(taken).sum::<usize>(), backward.len(), "{backward:?}");
-    assert!(ways.iter().all(|way| taken(&way) > 0), "{backward:?}");
+    assert!(ways.iter().all(|way| taken(way) > 0), "{backward:?}");
 
     let plan = [
         "plan",

@@ -457,3 +457,53 @@ fn bf16_is_f32_rounded() {
         assert!(full.iter().any(|f| f.abs() > 0.1), "{kind}");
     }
 }
+
+/// Gradients of a table's rows are added in the order of the places that name them: with places
+/// that a block keeps, and with more.
+#[test]
+fn embeddings_add_in_order() {
+    use crate::backend::host::kernels::pytorch::{Bench, Owned};
+    use crate::backend::operators::view::Operand;
+    use crate::job::Arg;
+    if !present() {
+        return;
+    }
+    const PLACES: usize = 700;
+    const WIDTH: usize = 5;
+    const PADDING: usize = 3;
+    for rows in [20, 40] {
+        let own = |dtype, shape: &[usize]| {
+            let stride: Vec<usize> =
+                (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
+            Owned::new(dtype, shape, &stride, 0)
+        };
+        let gradient = own(Dtype::F32, &[PLACES, WIDTH]);
+        let (numbers, result) = (own(Dtype::I64, &[PLACES]), own(Dtype::F32, &[rows, WIDTH]));
+        let number = |place: usize| place * 7 % rows;
+        let part = |at: usize| ((at * 7919 + 13) % 101) as f32 / 30.0 - 1.7;
+        let mut expected = vec![0.0f32; rows * WIDTH];
+        for at in 0..PLACES * WIDTH {
+            let (place, column) = (at / WIDTH, at % WIDTH);
+            if number(place) != PADDING {
+                expected[number(place) * WIDTH + column] += part(at);
+            }
+            // SAFETY: the storages have that many elements of their types.
+            unsafe {
+                gradient.view.data.cast::<f32>().add(at).write_unaligned(part(at));
+                let to = numbers.view.data.cast::<i64>().add(place);
+                to.write_unaligned(number(place) as i64);
+            }
+        }
+        let plain = [rows as i64, PADDING as i64].map(Arg::Int);
+        let args = [Arg::None, Arg::None].into_iter().chain(plain).chain([Arg::Bool(false)]);
+        let tensors = [&gradient, &numbers].map(|o| Operand::Tensor(o.view.clone()));
+        let operands = tensors.into_iter().chain([(); 3].map(|()| Operand::Plain)).collect();
+        let kind = "aten::embedding_dense_backward";
+        Bench::new(kind, args.collect(), operands, &[&result], &[]).run_on(&call).unwrap();
+        for (at, expected) in expected.iter().enumerate() {
+            // SAFETY: as above.
+            let got = unsafe { result.view.data.cast::<f32>().add(at).read_unaligned() };
+            assert_eq!(got.to_bits(), expected.to_bits(), "{rows} rows, element {at}");
+        }
+    }
+}

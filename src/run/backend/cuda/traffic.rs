@@ -260,10 +260,9 @@ fn index(launch: &Launch) -> Work {
     let p: Rows = params(launch);
     assert_eq!(launch.kernel, "embedding_backward");
     let [out, gradient, numbers, ..] = p.o.each_ref().map(size);
-    let (table, all) = (i64::from(launch.grid), p.rows * p.length);
-    // Each block looks through all numbers, once for each `4 * threads` columns.
-    let passes = (p.length + 4 * threads(launch) - 1) / (4 * threads(launch));
-    work(all, table * (passes * p.rows * numbers + p.length * out) + all * gradient)
+    let (blocks, all) = (i64::from(launch.grid), p.rows * p.length);
+    // Each block looks through all numbers once.
+    work(all, blocks * p.rows * numbers + p.k[1] * p.length * out + all * gradient)
 }
 
 fn update(launch: &Launch) -> Work {

@@ -75,6 +75,9 @@ fn rows(actions: &mut Actions, of: &index::Rows<'_>) -> Result<(), KernelError> 
     look_up(actions, of.out, (of.table, from), &numbers, false)
 }
 
+/// As in kernels/index.cu: the table's rows of a block.
+const TABLE_ROWS: i64 = 16;
+
 fn embedding_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let EmbeddingBackward { out, gradient, indices, padding } = EmbeddingBackward::new(call)?;
     let rank = indices.shape.len();
@@ -87,10 +90,11 @@ fn embedding_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), Kern
     let table = Row { view: Some(out), value: 0.0, stride: Vec::new(), step: out.stride[1] as i64 };
     let rows = [table, gradient, Row::each(Some(indices), &indices.stride)];
     let mut p: Rows = params(actions, &indices.shape, out.shape[1] as i64, &rows)?;
-    // A block finds its own row of the table by this.
+    // A block finds its rows of the table by this.
     p.o[0].stride[0] = out.stride[0] as i64;
     p.k = [padding, out.shape[0] as i64, 0, 0];
-    actions.launch(Family::Index, "embedding_backward", out.shape[0] as i64, [256, 1], &p);
+    let blocks = (out.shape[0] as i64 + TABLE_ROWS - 1) / TABLE_ROWS;
+    actions.launch(Family::Index, "embedding_backward", blocks, [256, 1], &p);
     Ok(())
 }
 

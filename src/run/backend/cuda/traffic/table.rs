@@ -22,7 +22,7 @@ const ABOVE: &[(&str, u64, &str)] = &[
     ("attention", 280, "keys and values by each tile of queries; they stay in the L2"),
     ("attention_backward", 380, "each side by each tile of the other; they stay in the L2"),
     ("embedding", 205, "a row's number by each of its elements"),
-    ("embedding_dense_backward", 605, "all numbers by each row of the table; 16 KiB in the L1"),
+    ("embedding_dense_backward", 135, "all numbers by each 16 rows of the table; 16 KiB in the L1"),
     ("layer_norm", 255, "the row twice, weights by each row; all in the L1"),
     ("layer_norm_backward", 415, "the row twice, weights by each row, facts by each element"),
     ("cudnn_batch_norm", 165, "input twice: sums, results; a channel's facts by each thread"),
