@@ -135,7 +135,7 @@ fn methods(random: &mut Random) -> Vec<Method> {
 
 #[test]
 fn planned_checked_simulated_and_run() {
-    let [met, refused, moved] = crate::common::on_all_cores(crate::common::cases(10_000), |seed| {
+    let [met, refused, moved] = crate::common::on_all_cores(crate::common::cases(2_000), |seed| {
         let (mut met, mut refused, mut moved) = (0, 0, 0);
         let mut random = Random(seed);
         let graph = random::graph(&mut random);

@@ -149,7 +149,13 @@ def test_a_run_beyond_its_plan_fails_the_line(
     monkeypatch.setattr(module, "overlap", lambda _: "")
     check = module.Check(asked(tmp_path))
     plain = {"losses": [1.0], "checksum": "a", "products": [], "fallbacks": 0, "notes": []}
-    plain |= {"walls_ns": [100], "iterations_ns": [100], "pinning_ns": 0, "scratch_bytes": 0}
+    plain |= {
+        "walls_ns": [100],
+        "submits_ns": [50],
+        "iterations_ns": [100],
+        "pinning_ns": 0,
+        "scratch_bytes": 0,
+    }
     plain |= {"arena_bytes": 1000, "peak_bytes": 900, "late_copies": 0, "timed_iterations": 1}
     made = {"iteration_ns": 100, "arena_bytes": 1000, "budget_bytes": 1000}
     ran: dict = {}

@@ -315,6 +315,8 @@ pub struct Record {
     pub iteration_ns: Vec<Nanos>,
     /// How long each iteration took by the host's clock, until the next could begin.
     pub wall_ns: Vec<Nanos>,
+    /// How long it took in each iteration until all items were enqueued.
+    pub submit_ns: Vec<Nanos>,
     /// In how many iterations items were timed.
     pub timed: u32,
     /// By operator, how long its own turn took in each of these.
@@ -362,18 +364,20 @@ impl Executor<'_> {
             Measured { items: Vec::with_capacity(self.script.items.len()), ..Measured::default() };
         for iteration in from..to {
             let began = Instant::now();
+            let passed = || Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(0));
             let timed = self.timed || iteration == from || iteration + 1 == to;
             device.begin(u64::from(iteration), timed)?;
             for &item in &self.script.order {
                 device.enqueue(item)?;
             }
+            record.submit_ns.push(passed());
             device.finish(&mut measured)?;
             if let Some(before) = record.iteration_ns.last_mut().filter(|_| self.alone) {
                 *before += measured.gap;
             }
             self.note(&measured, record);
             let stops = boundary(iteration, &measured);
-            record.wall_ns.push(Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(0)));
+            record.wall_ns.push(passed());
             if stops {
                 return Ok(iteration + 1);
             }

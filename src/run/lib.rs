@@ -234,6 +234,8 @@ pub struct Outcome {
     pub iteration_ns: Vec<Nanos>,
     /// How long each iteration took by the host's clock, what lies between two included.
     pub wall_ns: Vec<Nanos>,
+    /// How long the host took in each iteration to put all work on the device's streams.
+    pub submit_ns: Vec<Nanos>,
     /// In how many iterations operators and copies were timed.
     pub timed_iterations: u32,
     /// How often, in these, a step had to wait because a copy of a tensor that it reads had not

@@ -151,6 +151,7 @@ impl<'a> Job<'a> {
             resident_peak_bytes: record.resident_peak,
             iteration_ns: record.iteration_ns,
             wall_ns: record.wall_ns,
+            submit_ns: record.submit_ns,
             last: record.last,
             timed_iterations: record.timed,
             late_copies: record.late,

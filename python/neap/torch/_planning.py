@@ -443,8 +443,8 @@ class Planner:
         return chosen
 
     def _ask_all(self, paths: list[Path], budget: int, worlds: list[World]) -> list[_Answer]:
-        """One answer a world; several are looked for at once, as far as there are processors: the
-        planner uses two for most of its time.
+        """An answer for each world. Several are looked for at once, as far as there are processors:
+        the planner uses two for most of its time.
         """
         for path, world in zip(paths, worlds):
             divisible = self.move_states and self._way != _EARLY

@@ -75,5 +75,8 @@ fn an_iteration_ends_where_the_next_begins() {
         assert!(device[..3].iter().all(|&time| time >= pause), "{device:?}");
         // None follows the last.
         assert!(device[3] + pause <= host[3], "{device:?}, {host:?}");
+        // Work is on its streams before the host waits for its end.
+        let submitted = times("submits_ns");
+        assert!(submitted.iter().zip(&host).all(|(s, h)| s + pause <= *h), "{submitted:?}");
     }
 }

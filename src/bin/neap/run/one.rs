@@ -231,6 +231,8 @@ struct Report<'a> {
     iterations_ns: &'a [Nanos],
     /// By the host's clock, what lies between two iterations included.
     walls_ns: &'a [Nanos],
+    /// Of these, until all work was on the device's streams.
+    submits_ns: &'a [Nanos],
     /// Operators on neap's plain kernels in place of the GPU's libraries.
     fallbacks: usize,
     /// Device memory beside the arena, where the GPU's libraries work.
@@ -298,6 +300,7 @@ impl<'a> Report<'a> {
             iteration_ns: median(&outcome.iteration_ns),
             iterations_ns: &outcome.iteration_ns,
             walls_ns: &outcome.wall_ns,
+            submits_ns: &outcome.submit_ns,
             fallbacks: outcome.costs.fallbacks,
             scratch_bytes: outcome.costs.scratch,
             pinning_ns: outcome.costs.pinning,
