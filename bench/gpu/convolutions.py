@@ -12,20 +12,25 @@ import argparse
 import statistics
 
 import torch
+from torch import nn
 from torch.nn import functional as F
+
+from models import resnet50
 
 
 def shapes():
     """(channels in, extent, channels out, kernel, stride) of each kind of convolution."""
-    found, inside, extent = {(3, 224, 64, 7, 2): None}, 64, 56
-    for blocks, width, stride in ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2)):
-        for block in range(blocks):
-            step = stride if block == 0 else 1
-            within = extent // step
-            found[inside, extent, width, 1, 1] = found[width, extent, width, 3, step] = found[width, within, 4 * width, 1, 1] = None
-            if block == 0:
-                found[inside, extent, 4 * width, 1, step] = None
-            inside, extent = 4 * width, within
+    found = {}
+
+    def note(layer, inputs, _):
+        found[layer.in_channels, inputs[0].shape[-1], layer.out_channels, layer.kernel_size[0], layer.stride[0]] = None
+
+    with torch.device("meta"):
+        net = resnet50()
+        for layer in net.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.register_forward_hook(note)
+        net(torch.empty(1, 3, 224, 224))
     return list(found)
 
 

@@ -283,7 +283,8 @@ impl Prepared {
         }
         if let Some(wanted) = wanted.filter(|&w| w >= 0) {
             return Err(device_error!(
-                "the plan was made for algorithm {wanted}, which the libraries do not have for it in {size}{AGAIN}"
+                "the plan was made for algorithm {wanted}, which the libraries do not have for \
+                 it in {size}{AGAIN}"
             ));
         }
         passes.push((-1, Bytes::ZERO));

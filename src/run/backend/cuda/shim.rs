@@ -370,6 +370,7 @@ fn dense_operators_agree_with_pytorch() {
 #[test]
 fn bf16_is_f32_rounded() {
     use crate::backend::host::kernels::pytorch::{Bench, Owned};
+    use crate::backend::operators::shapes::row_major;
     use crate::backend::operators::view::Operand;
     use crate::job::Arg;
     if !present() {
@@ -378,11 +379,7 @@ fn bf16_is_f32_rounded() {
     let number = |i: usize| from_bf16(to_bf16(((i * 7919 + 13) % 101) as f32 / 25.0 - 2.0));
     let run =
         |dtype: Dtype, kind: &str, shapes: &[&[usize]], plain: &[Arg], out: &[usize]| -> Vec<f32> {
-            let make = |shape: &[usize]| {
-                let stride: Vec<usize> =
-                    (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
-                Owned::new(dtype, shape, &stride, 0)
-            };
+            let make = |shape: &[usize]| Owned::new(dtype, shape, &row_major(shape), 0);
             let at =
                 |owned: &Owned, i: usize| owned.view.data.wrapping_add(i * dtype.size() as usize);
             let inputs: Vec<Owned> = shapes.iter().map(|s| make(s)).collect();
@@ -463,6 +460,7 @@ fn bf16_is_f32_rounded() {
 #[test]
 fn embeddings_add_in_order() {
     use crate::backend::host::kernels::pytorch::{Bench, Owned};
+    use crate::backend::operators::shapes::row_major;
     use crate::backend::operators::view::Operand;
     use crate::job::Arg;
     if !present() {
@@ -472,11 +470,7 @@ fn embeddings_add_in_order() {
     const WIDTH: usize = 5;
     const PADDING: usize = 3;
     for rows in [20, 40] {
-        let own = |dtype, shape: &[usize]| {
-            let stride: Vec<usize> =
-                (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
-            Owned::new(dtype, shape, &stride, 0)
-        };
+        let own = |dtype, shape: &[usize]| Owned::new(dtype, shape, &row_major(shape), 0);
         let gradient = own(Dtype::F32, &[PLACES, WIDTH]);
         let (numbers, result) = (own(Dtype::I64, &[PLACES]), own(Dtype::F32, &[rows, WIDTH]));
         let number = |place: usize| place * 7 % rows;
