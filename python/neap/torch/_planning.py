@@ -167,6 +167,8 @@ class Planner:
         self._lend = lend
         self._way = _USUAL
         """What the search is for."""
+        self._below_floor = False
+        """Whether the budget was below what any plan needs, by the planner's last answer."""
         self._soon_ranges: list[Range] = []
         self._orders: dict[tuple[str, tuple[tuple[str, int], ...]], list[Range]] = {}
         """What :meth:`_order` found; it is the same for every budget."""
@@ -454,13 +456,23 @@ class Planner:
 
     def _ask(self, path: Path, budget: int, world: World, more: Sequence[str] = ()) -> _Answer:
         """The planner's answer for a world that was written to ``path``."""
-        output = path.with_suffix(".larger.plan" if more else ".plan")
+        within = path.with_suffix(".larger.plan" if more else ".plan")
+        lowest = path.with_suffix(".lowest.plan")
         base = [self.neap, "plan", str(path), "--device", self._asked, "--no-recompute", "--json"]
         base += [*_AS_LISTED, *more]
-        code, text, error = _run([*base, "--budget", str(budget), "-o", str(output)])
-        met = code == 0
-        if code == 1:
-            code, text, error = _run([*base, "--budget", "min", "-o", str(output)])
-        if code != 0:
-            raise PlanError(f"neap plan failed: {error.strip()}")
-        return _Answer(world, path, met, json.loads(text), output)
+
+        def asked(budget: str, output: Path) -> dict[str, Any]:
+            code, text, error = _run([*base, "--budget", budget, "-o", str(output)])
+            if code > 1 or (code == 1 and budget == "min"):
+                raise PlanError(f"neap plan failed: {error.strip()}")
+            return dict(json.loads(text))
+
+        # Where one set's floor is above the budget, others' mostly are, which this call shows.
+        least = asked("min", lowest) if self._below_floor else None
+        self._below_floor = least is not None and least["floor_bytes"] > budget
+        if not self._below_floor:
+            figures = asked(str(budget), within)
+            if figures["fits"]:
+                return _Answer(world, path, True, figures, within)
+            self._below_floor = figures["floor_bytes"] > budget
+        return _Answer(world, path, False, least or asked("min", lowest), lowest)

@@ -116,10 +116,17 @@ fn lowest(
     let (floor, range) = (liveness.floor.0, liveness.peak.0 - liveness.floor.0);
     let mut best: Option<Planned> = None;
     let quick = request.method.quick();
-    for method in quick.narrow().into_iter().chain([quick]).rev().chain(request.method.portfolio())
-    {
+    let narrow = quick.narrow();
+    // No plan is below the floor, so one that reaches it ends the search.
+    for method in [&quick].into_iter().chain(&narrow) {
+        let found = reached(request, liveness, framework, method, floor, &mut Memory::Nothing)?;
+        if found.as_ref().is_some_and(|planned| planned.bound() <= liveness.floor) {
+            return Ok(found);
+        }
+    }
+    for method in [quick].into_iter().chain(narrow).chain(request.method.portfolio()) {
         let own = method.name() == request.method.name();
-        let mut memory = Memory::Nothing;
+        let (mut memory, mut tried) = (Memory::Nothing, Vec::new());
         // The last of the targets at which a plan lower than those before it was found.
         let mut at = |targets: &[u64], best: &mut Option<Planned>| {
             let bound =
@@ -127,12 +134,18 @@ fn lowest(
             let look = |target: u64, memory: &mut Memory| {
                 reached(request, liveness, framework, &method, target, memory)
             };
+            let mut new = targets.to_vec();
+            new.retain(|target| !tried.contains(&(target / 512)));
+            tried.extend(new.iter().map(|target| target / 512));
             // The search of the planner itself goes on from target to target.
-            let count = if own { 0 } else { targets.len() };
+            let count = if own { 0 } else { new.len() };
             let mut ahead =
-                in_parallel(count, |at| look(targets[at], &mut Memory::Nothing)).into_iter();
+                in_parallel(count, |at| look(new[at], &mut Memory::Nothing)).into_iter();
             let mut last = None;
-            for &target in targets {
+            for target in new {
+                if own && bound(best) <= liveness.floor {
+                    break;
+                }
                 let found = match ahead.next() {
                     Some(found) => found?,
                     None => look(target, &mut memory)?,
