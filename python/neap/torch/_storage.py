@@ -181,7 +181,8 @@ class Storages:
         self.device = device
         self.all: list[Storage] = []
         self._living: dict[int, Storage] = {}
-        self._mortal: dict[int, Storage] = {}
+        self._references: dict[int, int] = {}
+        """Their weak references. All are looked at before each operator."""
 
     def find(self, tensor: torch.Tensor) -> Storage | None:
         """The record of a tensor's storage, if it has been seen."""
@@ -218,15 +219,15 @@ class Storages:
         )
         self.all.append(made)
         self._living[key] = made
-        self._mortal[key] = made
+        self._references[key] = made.reference.cdata
         return made
 
     def bury(self, now: int) -> None:
         """Notes which storages are gone at the start of operator ``now``."""
-        dead = [key for key, storage in self._mortal.items() if storage.reference.expired()]
-        for key in dead:
-            self._mortal.pop(key).died = now
-            self._living.pop(key)
+        expired = torch.UntypedStorage._expired
+        for key in [key for key, weak in self._references.items() if expired(weak)]:
+            del self._references[key]
+            self._living.pop(key).died = now
 
 
 def has_generator(args: Any, kwargs: Any) -> bool:
