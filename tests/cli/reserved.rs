@@ -85,17 +85,9 @@ fn a_budget_can_bind_what_is_reserved() {
     for (share, conf) in [(90, ""), (75, ""), (75, "expandable_segments:True")] {
         let budget = (unplanned * share / 100).to_string();
         let plan = [
-            &[
-                "plan",
-                "job.graph.json",
-                "--budget",
-                &budget,
-                "--alloc-conf",
-                conf,
-                "-o",
-                "p.plan.json",
-            ],
-            &pytorch[..],
+            &["plan", "job.graph.json", "--budget", &budget, "-o", "p.plan.json"][..],
+            &["--alloc-conf", conf],
+            &pytorch,
             if share == 90 { &[] } else { &quick },
         ]
         .concat();
@@ -132,12 +124,12 @@ fn a_budget_can_bind_what_is_reserved() {
         );
     }
     let least = folder
-        .json(&[&["plan", "job.graph.json", "--budget", "min"], &pytorch[..], &quick].concat());
+        .json(&[&["plan", "job.graph.json", "--budget", "min"][..], &pytorch, &quick].concat());
     assert_eq!(number(&least, "budget_bytes"), number(&least, "peak_reserved_bytes"));
     let below = (number(&least, "budget_bytes") / 2).to_string();
     let refused = [
-        &["plan", "job.graph.json", "--budget", &below, "-o", "no.plan.json"],
-        &pytorch[..],
+        &["plan", "job.graph.json", "--budget", &below, "-o", "no.plan.json"][..],
+        &pytorch,
         &quick,
     ]
     .concat();
