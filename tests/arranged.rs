@@ -282,7 +282,7 @@ fn updates_of_any_class_run_early() {
 
 #[test]
 fn moved_and_split_operators_compute_the_same() {
-    let cases = crate::common::cases(2_000);
+    let cases = crate::common::cases(1_000);
     let [met, moved, late, split, in_turn, refused] = crate::common::on_all_cores(cases, |seed| {
         let mut random = Random(seed);
         let graph = job(&mut random);
