@@ -4,6 +4,11 @@ use serde_json::Value;
 
 use crate::cli::folder::{Folder, number};
 
+/// Plans without the longest searches, which take minutes: what the allocator must reserve does not
+/// depend on them.
+const QUICK: [&str; 6] =
+    ["--effort", "0", "--no-guide", "--no-twice", "--no-reorder", "--no-split"];
+
 #[test]
 fn a_recorded_iteration_reserves_what_pytorch_reserved() {
     let folder = Folder::new();
@@ -80,15 +85,13 @@ fn a_budget_can_bind_what_is_reserved() {
         &folder.json(&[&["simulate", "job.graph.json"], &pytorch[..]].concat()),
         "peak_reserved_bytes",
     );
-    // Without the longest searches: what must hold does not depend on them.
-    let quick = ["--effort", "0", "--no-guide", "--no-twice", "--no-reorder", "--no-split"];
     for (share, conf) in [(90, ""), (75, ""), (75, "expandable_segments:True")] {
         let budget = (unplanned * share / 100).to_string();
         let plan = [
             &["plan", "job.graph.json", "--budget", &budget, "-o", "p.plan.json"][..],
             &["--alloc-conf", conf],
             &pytorch,
-            if share == 90 { &[] } else { &quick },
+            if share == 90 { &[] } else { &QUICK },
         ]
         .concat();
         let planned = folder.json(&plan);
@@ -124,13 +127,13 @@ fn a_budget_can_bind_what_is_reserved() {
         );
     }
     let least = folder
-        .json(&[&["plan", "job.graph.json", "--budget", "min"][..], &pytorch, &quick].concat());
+        .json(&[&["plan", "job.graph.json", "--budget", "min"][..], &pytorch, &QUICK].concat());
     assert_eq!(number(&least, "budget_bytes"), number(&least, "peak_reserved_bytes"));
     let below = (number(&least, "budget_bytes") / 2).to_string();
     let refused = [
         &["plan", "job.graph.json", "--budget", &below, "-o", "no.plan.json"][..],
         &pytorch,
-        &quick,
+        &QUICK,
     ]
     .concat();
     folder.refuses(1, &["budget", "lowest reached"], &refused);
@@ -174,11 +177,9 @@ fn a_slow_plan_for_the_allocator_keeps_to_the_budget() {
     folder.import("resnet18-adam.et.json.gz", &[]);
     let plan = ["plan", "job.graph.json", "--device", "a6000", "--budget", "60%"];
     let pytorch = ["--allocator", "pytorch", "-o", "p.plan.json"];
-    // Nothing else looks for a better plan, which would take minutes.
-    let quick = ["--effort", "0", "--no-guide", "--no-twice", "--no-reorder", "--no-split"];
     let times =
         [&["--no-mend", "--no-polish"][..], &["--no-mend"], &["--no-polish"], &[]].map(|off| {
-            let made = folder.json(&[&plan[..], &pytorch, &quick, off].concat());
+            let made = folder.json(&[&plan[..], &pytorch, &QUICK, off].concat());
             let [reserved, budget] =
                 ["peak_reserved_bytes", "budget_bytes"].map(|of| number(&made, of));
             assert!(reserved <= budget, "{off:?}: {reserved} of {budget}");

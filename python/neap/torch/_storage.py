@@ -181,8 +181,6 @@ class Storages:
         self.device = device
         self.all: list[Storage] = []
         self._living: dict[int, Storage] = {}
-        self._references: dict[int, int] = {}
-        """Their weak references. All are looked at before each operator."""
 
     def find(self, tensor: torch.Tensor) -> Storage | None:
         """The record of a tensor's storage, if it has been seen."""
@@ -219,14 +217,13 @@ class Storages:
         )
         self.all.append(made)
         self._living[key] = made
-        self._references[key] = made.reference.cdata
         return made
 
     def bury(self, now: int) -> None:
         """Notes which storages are gone at the start of operator ``now``."""
+        # All are looked at before each operator, so without the layers of `StorageWeakRef.expired`.
         expired = torch.UntypedStorage._expired
-        for key in [key for key, weak in self._references.items() if expired(weak)]:
-            del self._references[key]
+        for key in [key for key, s in self._living.items() if expired(s.reference.cdata)]:
             self._living.pop(key).died = now
 
 
