@@ -57,7 +57,7 @@ def test_numbers_are_those_without_neap_where_all_that_can_move_does(
     monkeypatch.setattr(_pages, "_SMALLEST", 0)
     monkeypatch.setattr(_pages, "_on_sparse_pages", _pages._movable)
     monkeypatch.setattr(_pages, "reserved_now", lambda: 1 << 60)
-    found, report = run("75%")
+    found, report = run("50%")
     assert report is not None
     assert same(expected, found), report
     assert report.planned == ITERATIONS - 3, report
