@@ -54,7 +54,7 @@ def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
 
     monkeypatch.setattr(_world, "SMALLEST", 1)
     monkeypatch.setattr(_states, "PIECE", 8)
-    quick = ["--no-guide", "--no-polish", "--no-twice"]
+    quick = ["--no-guide", "--no-polish", "--no-twice", "--no-apart"]
     monkeypatch.setattr(_planning, "_AS_LISTED", [*_planning._AS_LISTED, *quick])
     monkeypatch.setenv("NEAP", neap)
     torch.set_num_threads(1)
