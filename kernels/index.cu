@@ -46,7 +46,7 @@ KERNEL(f_look_up, Index, 256) { look_up<float>(p); }
 KERNEL(i_look_up, Index, 256) { look_up<i64>(p); }
 
 // A block for each 16 rows of the table: it finds the places that name one of them, and adds their gradients in order.
-// o: table gradient (strides: row, ..., column), gradient, indices; k: padding row, table rows.
+// o: table gradient (strides: row, ..., column), gradient, indices; k: padding row, rows, the first of them in the table, table rows.
 const int TABLE_ROWS = 16;
 // Where more places name its rows, a block looks through all numbers again for each of them.
 const u32 MOST_NAMED = 512;
@@ -61,9 +61,9 @@ KERNEL(embedding_backward, Rows, 256) {
         i64 place = first + threadIdx.x;
         int hit = 0;
         if (place < p.rows) {
-            i64 number = load<i64>(p.o[2], row_place(p, p.o[2], place));
-            if (number >= base && number < base + TABLE_ROWS && number != p.k[0]) hit = 1 + (int)(number - base);
-            if (base == 0 && (number < 0 || number >= p.k[1])) *p.status = p.item;
+            i64 number = load<i64>(p.o[2], row_place(p, p.o[2], place)), own = number - p.k[2];
+            if (own >= base && own < base + TABLE_ROWS && number != p.k[0]) hit = 1 + (int)(own - base);
+            if (base == 0 && (number < 0 || number >= p.k[3])) *p.status = p.item;
         }
         named[threadIdx.x] = (u8)hit;
         if (SYNC_OR(hit)) {
@@ -85,9 +85,9 @@ KERNEL(embedding_backward, Rows, 256) {
             if (count <= MOST_NAMED) {
                 ONCE for (u32 i = 0; i < count; i++)
                     if (rows[i] == row) sum += at(p.o[1], row_place(p, p.o[1], places[i]), column);
-            } else if (own != p.k[0]) {
+            } else if (p.k[2] + own != p.k[0]) {
                 ONCE for (i64 place = 0; place < p.rows; place++)
-                    if (load<i64>(p.o[2], row_place(p, p.o[2], place)) == own) sum += at(p.o[1], row_place(p, p.o[1], place), column);
+                    if (load<i64>(p.o[2], row_place(p, p.o[2], place)) == p.k[2] + own) sum += at(p.o[1], row_place(p, p.o[1], place), column);
             }
             put(p.o[0], own * p.o[0].stride[0], column, sum);
         }

@@ -71,6 +71,9 @@ const KNOWN: &str = "neap::adamw";
 const OTHER: &str = "optimizer::Script";
 /// Makes a gradient of two, as for weights that two layers share.
 const SUM: &str = "aten::add";
+/// Makes a gradient, or a part of such a sum, row by row, and how many elements a row has.
+const ROWS: &str = "aten::embedding_dense_backward";
+const WIDTH: u64 = 3;
 
 /// An update: element i of all depends on element i of all.
 fn update(call: &Call<'_>) -> Result<(), KernelError> {
@@ -106,10 +109,34 @@ fn sum(call: &Call<'_>) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// Rows: each depends on all that is read, and on its number in the whole matrix.
+fn rows(call: &Call<'_>) -> Result<(), KernelError> {
+    let first = match &call.operator.args[2] {
+        Arg::Ints(rows) => rows[0] as u64,
+        _ => 0,
+    };
+    let mut sum = 7u64;
+    for operand in call.args {
+        let Operand::Tensor(view) = operand else { continue };
+        let (data, length) = bytes(view);
+        // SAFETY: the executor gives views inside its arena.
+        let all = (0..length).map(|i| u64::from(unsafe { *data.add(i) }));
+        sum = all.fold(sum, |sum, byte| sum.wrapping_mul(31) ^ byte);
+    }
+    let made = bytes(call.outputs[0].as_ref().expect("rows"));
+    for i in 0..made.1 {
+        let number = first * WIDTH + i as u64;
+        // SAFETY: as above.
+        unsafe { *made.0.add(i) = Random(sum ^ number).next() as u8 };
+    }
+    Ok(())
+}
+
 fn kernels(kind: &str) -> Option<Kernel> {
     Some(match kind {
         KNOWN | OTHER => update,
         SUM => sum,
+        ROWS => rows,
         _ => mix,
     })
 }
@@ -120,7 +147,7 @@ fn job(random: &mut Random) -> Graph {
     let mut last = graph.operators.len();
     for number in 0..random.between(1, 4) {
         let most = if random.once_in(3) { 16_384 } else { 4096 };
-        let size = random.between(2, most) as u64;
+        let size = (random.between(2, most) as u64).next_multiple_of(WIDTH);
         let mut add = |name: &str, role| {
             graph.tensors.push(random::tensor(format!("{name}{number}"), size, role));
             graph.tensors.len() - 1
@@ -128,10 +155,11 @@ fn job(random: &mut Random) -> Graph {
         let p = add("p", Role::Parameter);
         let g = add("g", Role::Gradient);
         let states = [add("m", Role::OptimizerState), add("v", Role::OptimizerState)];
-        // A sum does nothing else.
+        // Sums and rows do nothing else.
+        let mixes = |graph: &Graph, at: usize| ![SUM, ROWS].contains(&&*graph.operators[at].kind);
         let mut any = || loop {
             let at = random.below(last);
-            if graph.operators[at].kind != SUM {
+            if mixes(&graph, at) {
                 break at;
             }
         };
@@ -141,20 +169,35 @@ fn job(random: &mut Random) -> Graph {
         graph.operators[reads].args.push(Arg::Tensor(of(p, 0)));
         match maker(random, &graph, makes) {
             _ if number % 2 == 0 && random.once_in(2) => {
-                let before = (0..=makes).rev().filter(|at| graph.operators[*at].kind != SUM);
+                let before = (0..=makes).rev().filter(|at| mixes(&graph, *at));
                 let before: Vec<usize> = before.collect();
-                let summands = [before[random.below(before.len())], makes].map(|at| {
-                    let summand = graph.tensors.len();
-                    let name = format!("summand{number}.{summand}");
+                let summand = |graph: &mut Graph| {
+                    let name = format!("summand{number}.{}", graph.tensors.len());
                     graph.tensors.push(random::tensor(name, size, Role::Activation));
-                    graph.operators[at].hidden.push(operand(&graph.tensors, summand, 0));
-                    Arg::Tensor(operand(&graph.tensors, summand, 0))
-                });
+                    operand(&graph.tensors, graph.tensors.len() - 1, 0)
+                };
+                let summands = [(); 2].map(|()| summand(&mut graph));
+                let at = before[random.below(before.len())];
+                graph.operators[at].hidden.push(summands[0].clone());
+                let mut end = makes + 1;
+                match maker(random, &graph, makes) {
+                    Some(from) => {
+                        let rows = by_rows(format!("rows{number}"), from, &summands[1]);
+                        insert(&mut graph, end, rows);
+                        end += 1;
+                    }
+                    None => graph.operators[makes].hidden.push(summands[1].clone()),
+                }
                 let mut sum = random::operator(format!("sum{number}"), Phase::Backward);
                 sum.kind = SUM.to_owned();
-                sum.args = summands.to_vec();
+                sum.args = summands.map(Arg::Tensor).to_vec();
                 sum.outputs = vec![Some(of(g, 0))];
-                insert(&mut graph, makes + 1, sum);
+                insert(&mut graph, end, sum);
+                last += end - makes;
+            }
+            Some(from) if random.once_in(3) => {
+                let rows = by_rows(format!("gradient{number}"), from, &of(g, 0));
+                insert(&mut graph, makes + 1, rows);
                 last += 1;
             }
             Some(from) => {
@@ -176,6 +219,17 @@ fn job(random: &mut Random) -> Graph {
     graph
 }
 
+/// An operator that makes all of a tensor row by row.
+fn by_rows(name: String, from: job::Operand, made: &job::Operand) -> job::Operator {
+    let mut rows = random::operator(name, Phase::Backward);
+    rows.kind = ROWS.to_owned();
+    let count = made.elements() / WIDTH;
+    rows.args = vec![Arg::Tensor(from.clone()), Arg::Tensor(from), Arg::Int(count as i64)];
+    let (shape, stride) = (vec![count, WIDTH], vec![WIDTH, 1]);
+    rows.outputs = vec![Some(job::Operand { shape, stride, ..made.clone() })];
+    rows
+}
+
 /// What the gradient is made from that one operator makes by itself, in a half of the cases: what
 /// another one has made.
 fn maker(random: &mut Random, graph: &Graph, makes: usize) -> Option<job::Operand> {
@@ -192,9 +246,9 @@ fn insert(graph: &mut Graph, at: usize, operator: job::Operator) {
 }
 
 /// Random moves that the job allows, and pieces of any size.
-fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangement, [usize; 2]) {
+fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangement, [usize; 3]) {
     let mut arrangement = Arrangement::default();
-    let (mut refused, mut in_turn) = (0, 0);
+    let (mut refused, mut in_turn) = (0, [0, 0]);
     let all = may_wait(graph).into_iter().enumerate();
     let moves: Vec<OpId> = all.filter(|of| !updates || of.1).map(|(at, _)| OpId::of(at)).collect();
     for (index, operator) in graph.operators.iter().enumerate() {
@@ -204,22 +258,30 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
             arrangement.pieces.push(Pieces { operator: OpId::of(index), elements });
         }
     }
-    for (update, maker) in in_pieces(graph) {
-        let of = arrangement.pieces.iter().find(|pieces| pieces.operator == update).copied();
-        let of = of.filter(|_| !random.once_in(3));
-        let Some(of) = of else { continue };
-        arrangement.pieces.push(Pieces { operator: maker, ..of });
-        let all = graph.operator(maker).reads().next().expect("reads").elements();
+    for (update, makers) in in_pieces(graph) {
+        let of = arrangement.pieces.iter().position(|pieces| pieces.operator == update);
+        let Some(of) = of.filter(|_| !random.once_in(3)) else { continue };
+        let all = graph.operator(update).reads().next().expect("reads").elements();
+        let by_rows = makers.iter().any(|maker| graph.operator(*maker).kind == ROWS);
+        let row = if by_rows { WIDTH } else { 1 };
+        let elements = arrangement.pieces[of].elements.next_multiple_of(row);
+        if elements >= all {
+            continue;
+        }
+        arrangement.pieces[of].elements = elements;
+        arrangement.pieces.extend(makers.iter().map(|&operator| Pieces { operator, elements }));
         // In turn, so that there is never more than a piece of the gradient.
-        let at = random.between(maker.index(), graph.operators.len() - 1);
+        let last = makers.last().expect("a maker").index();
+        let at = random.between(last, graph.operators.len() - 1);
         let after = at.checked_sub(1).map(OpId::of);
-        let count = u32::try_from(all.div_ceil(of.elements)).expect("few pieces");
+        let count = u32::try_from(all.div_ceil(elements)).expect("few pieces");
         let mut tried = arrangement.clone();
         tried.order.extend((0..count).flat_map(|number| {
-            [maker, update].map(|operator| Moved { operator, piece: Some(number), after })
+            let operators = makers.iter().copied().chain([update]);
+            operators.map(move |operator| Moved { operator, piece: Some(number), after })
         }));
         if arrange(graph, &tried).is_ok() {
-            in_turn += 1;
+            in_turn[usize::from(by_rows)] += 1;
             arrangement = tried;
         }
     }
@@ -235,7 +297,7 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
             Err(_) => refused += 1,
         }
     }
-    (arrangement, [in_turn, refused])
+    (arrangement, [in_turn[0], in_turn[1], refused])
 }
 
 /// What must hold does not depend on how long the planner looks: it seldom looks as long as usual.
@@ -283,87 +345,94 @@ fn updates_of_any_class_run_early() {
 #[test]
 fn moved_and_split_operators_compute_the_same() {
     let cases = crate::common::cases(1_000);
-    let [met, moved, late, split, in_turn, refused] = crate::common::on_all_cores(cases, |seed| {
-        let mut random = Random(seed);
-        let graph = job(&mut random);
-        let mut device = builtin::find("host").expect("built in");
-        if random.once_in(2) {
-            // Copies take as long as operators, so that bounds say something.
-            let rate = 100_000_000;
-            device.link = Link {
-                h2d: rate,
-                d2h: rate,
-                h2d_contended: rate,
-                d2h_contended: rate,
-                overhead_ns: 0,
+    let [met, moved, late, split, in_turn, in_rows, refused] =
+        crate::common::on_all_cores(cases, |seed| {
+            let mut random = Random(seed);
+            let graph = job(&mut random);
+            let mut device = builtin::find("host").expect("built in");
+            if random.once_in(2) {
+                // Copies take as long as operators, so that bounds say something.
+                let rate = 100_000_000;
+                device.link = Link {
+                    h2d: rate,
+                    d2h: rate,
+                    h2d_contended: rate,
+                    d2h_contended: rate,
+                    overhead_ns: 0,
+                };
+            }
+            let latencies = latency::latencies(&graph, &device, None);
+            let request = Request {
+                file: ("x.graph.json".to_owned(), sha256(&graph)),
+                ..Request::new(&graph, &device, &latencies, Bytes::ZERO)
             };
-        }
-        let latencies = latency::latencies(&graph, &device, None);
-        let request = Request {
-            file: ("x.graph.json".to_owned(), sha256(&graph)),
-            ..Request::new(&graph, &device, &latencies, Bytes::ZERO)
-        };
-        let unplanned = plan::unplanned(&request).expect("unplanned");
-        let arena = unplanned.plan.figures.arena_bytes;
-        let run = |graph: &Graph, of: &Planned, bytes: Bytes| {
-            let job = &of.plan.jobs[0];
-            run_with(kernels, graph, job, bytes, &device, &settings(), &mut |_| {})
-                .unwrap_or_else(|e| panic!("seed {seed}: {e}"))
-        };
-        let without = run(&graph, &unplanned, arena);
-        let updates = random.once_in(2);
-        let (arrangement, [in_turn, refused]) = arrangement(&mut random, &graph, updates);
-        if arrangement.is_empty() {
-            return [0, 0, 0, 0, 0, refused];
-        }
-        let candidate = Candidate::new(&request, &arrangement)
-            .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
-        let budget = Bytes(arena.0 * random.between(60, 110) as u64 / 100);
-        let method = Method::Neap(options(&mut random));
-        let asked = Request { budget, method, ..candidate.request(&request) };
-        let planned = match plan::make(&asked) {
-            Ok(planned) => planned,
-            Err(PlanError::Infeasible(_)) => return [0, 0, 0, 0, 0, refused],
-            Err(defect) => panic!("seed {seed}: {defect}"),
-        };
-        let graphs = [candidate.graph];
-        let proof =
-            check(&planned.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
-        assert_eq!(proof.figures.unplanned_peak_bytes, unplanned.plan.figures.unplanned_peak_bytes);
-        assert_eq!(
-            proof.figures.unplanned_iteration_ns, unplanned.plan.figures.unplanned_iteration_ns,
-            "seed {seed}"
-        );
-        let mut late = 0;
-        if updates {
-            let (early, of_early) = early_job(&graph, &latencies);
-            let bounds = Bounds::any_order(&early, &of_early, &device.link);
-            let bound = bounds.iteration_for(proof.figures.peak_bytes, Nanos(u64::MAX));
-            assert!(
-                bound.is_some_and(|bound| bound <= proof.figures.iteration_ns),
-                "seed {seed}: {bound:?} is no bound"
+            let unplanned = plan::unplanned(&request).expect("unplanned");
+            let arena = unplanned.plan.figures.arena_bytes;
+            let run = |graph: &Graph, of: &Planned, bytes: Bytes| {
+                let job = &of.plan.jobs[0];
+                run_with(kernels, graph, job, bytes, &device, &settings(), &mut |_| {})
+                    .unwrap_or_else(|e| panic!("seed {seed}: {e}"))
+            };
+            let without = run(&graph, &unplanned, arena);
+            let updates = random.once_in(2);
+            let (arrangement, [in_turn, in_rows, refused]) =
+                arrangement(&mut random, &graph, updates);
+            if arrangement.is_empty() {
+                return [0, 0, 0, 0, 0, 0, refused];
+            }
+            let candidate = Candidate::new(&request, &arrangement)
+                .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
+            let budget = Bytes(arena.0 * random.between(60, 110) as u64 / 100);
+            let method = Method::Neap(options(&mut random));
+            let asked = Request { budget, method, ..candidate.request(&request) };
+            let planned = match plan::make(&asked) {
+                Ok(planned) => planned,
+                Err(PlanError::Infeasible(_)) => return [0, 0, 0, 0, 0, 0, refused],
+                Err(defect) => panic!("seed {seed}: {defect}"),
+            };
+            let graphs = [candidate.graph];
+            let proof =
+                check(&planned.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+            assert_eq!(
+                proof.figures.unplanned_peak_bytes,
+                unplanned.plan.figures.unplanned_peak_bytes
             );
-            // The bound says something of a plan that makes a gradient late.
-            let waits = |moved: &Moved| !is_update(graph.operator(moved.operator));
-            let adds = bound > Some(proof.figures.unplanned_iteration_ns);
-            late = usize::from(adds && arrangement.order.iter().any(waits));
-        }
-        let with = run(&graphs[0], &planned, planned.plan.budget);
-        assert_eq!(without.checksum, with.checksum, "seed {seed}");
-        assert_eq!(without.state, with.state, "seed {seed}");
-        round_trip(seed, &graph, &planned, &graphs);
-        damaged(seed, &mut random, &planned, &graphs);
-        let moved = usize::from(!arrangement.order.is_empty());
-        let pieces = &arrangement.pieces;
-        [1, moved, late, usize::from(!pieces.is_empty()), in_turn.min(1), refused]
-    });
+            assert_eq!(
+                proof.figures.unplanned_iteration_ns, unplanned.plan.figures.unplanned_iteration_ns,
+                "seed {seed}"
+            );
+            let mut late = 0;
+            if updates {
+                let (early, of_early) = early_job(&graph, &latencies);
+                let bounds = Bounds::any_order(&early, &of_early, &device.link);
+                let bound = bounds.iteration_for(proof.figures.peak_bytes, Nanos(u64::MAX));
+                assert!(
+                    bound.is_some_and(|bound| bound <= proof.figures.iteration_ns),
+                    "seed {seed}: {bound:?} is no bound"
+                );
+                // The bound says something of a plan that makes a gradient late.
+                let waits = |moved: &Moved| !is_update(graph.operator(moved.operator));
+                let adds = bound > Some(proof.figures.unplanned_iteration_ns);
+                late = usize::from(adds && arrangement.order.iter().any(waits));
+            }
+            let with = run(&graphs[0], &planned, planned.plan.budget);
+            assert_eq!(without.checksum, with.checksum, "seed {seed}");
+            assert_eq!(without.state, with.state, "seed {seed}");
+            round_trip(seed, &graph, &planned, &graphs);
+            damaged(seed, &mut random, &planned, &graphs);
+            let moved = usize::from(!arrangement.order.is_empty());
+            let pieces = &arrangement.pieces;
+            let split = usize::from(!pieces.is_empty());
+            [1, moved, late, split, in_turn.min(1), in_rows.min(1), refused]
+        });
     println!(
         "{met} run, {moved} with moved operators, {split} with pieces, {in_turn} with gradients in \
-         pieces too; {late} make a gradient late and are bounded; {refused} moves refused"
+         pieces too, {in_rows} with rows in pieces; {late} make a gradient late and are bounded; {refused} moves refused"
     );
     assert!(moved * 2 > met && split * 2 > met && refused > met, "the jobs are too easy");
     assert!(late * 100 > met, "gradients are seldom made late");
     assert!(in_turn * 10 > met, "gradients are seldom made in pieces");
+    assert!(in_rows * 40 > met, "rows are seldom made in pieces");
 }
 
 /// The file says the same.
@@ -406,6 +475,13 @@ fn damaged(seed: u64, random: &mut Random, planned: &Planned, graphs: &[Graph]) 
     swapped.operators.swap(at, at + 1);
     graph.origin = Some(Arc::new(swapped));
     refused(&planned.plan, &graph, "operators out of place");
+    // A piece makes other rows.
+    let mut graph = graphs[0].clone();
+    let mut args = graph.operators.iter_mut().flat_map(|operator| &mut operator.args);
+    if let Some(Arg::Ints(rows)) = args.find(|arg| matches!(arg, Arg::Ints(_))) {
+        rows[0] += 1;
+        refused(&planned.plan, &graph, "other rows");
+    }
     // An operand sees something else.
     let mut graph = graphs[0].clone();
     let at = random.below(graph.operators.len());

@@ -96,8 +96,9 @@ impl Candidate {
     }
 }
 
+/// How many elements an operator writes; of a list of tensors the first one's.
 fn elements(operator: &Operator) -> u64 {
-    operator.reads().next().map_or(1, |o| o.elements().max(1))
+    operator.writes().next().map_or(1, |o| o.elements().max(1))
 }
 
 /// The time of a piece: a launch, and its part of the rest.
@@ -168,8 +169,8 @@ fn in_all_orders(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Arranged, PlanError> {
-    let [early, other] = early_orders(request);
-    let made = in_two_orders(request, framework, early);
+    let mut early = early_orders(request).into_iter();
+    let made = in_two_orders(request, framework, early.next());
     let unplanned = request.unplanned();
     if time(&made).is_some_and(|time| time <= unplanned) {
         return made;
@@ -179,7 +180,7 @@ fn in_all_orders(
         quicker(made, early.make(request, framework, time))
     };
     let settled = made.as_ref().is_ok_and(|made| budget::settled(&made.planned));
-    let made = other.filter(|_| !settled).into_iter().fold(made, with);
+    let made = early.filter(|_| !settled).fold(made, with);
     let usual = time(&made).unwrap_or(Nanos(u64::MAX));
     let finer = finer(request).filter(|_| framework.is_none() && slow(&made));
     let made = match finer.and_then(|piece| candidate(request, piece)) {
@@ -191,11 +192,7 @@ fn in_all_orders(
     let mut delayed: Vec<Early> =
         sizes.flat_map(|piece| delayed::candidates(request, piece)).map(Early::from).collect();
     if framework.is_none() {
-        // The likely ones first, so that less is tried for the others.
-        let firsts = in_parallel(delayed.len(), |at| delayed[at].made_first(request));
-        delayed.iter_mut().zip(firsts).for_each(|(early, first)| early.first = Some(first));
-        let time = |early: &Early| early.first.as_ref().and_then(budget::First::time);
-        delayed.compact_sort_by_key(|early| time(early).unwrap_or(Nanos(u64::MAX)));
+        plan_first(request, &mut delayed);
     }
     delayed.into_iter().fold(made, with)
 }
@@ -259,20 +256,34 @@ impl Early {
     }
 }
 
-/// The early orders with gradients whole and in pieces, where they differ. The one whose first
-/// plan is the quicker one comes first; with whole gradients also where there is little to gain.
-fn early_orders(request: &Request<'_>) -> [Option<Early>; 2] {
-    let in_pieces = candidate(request, PIECE).map(Early::from);
-    let Some(mut in_pieces) = in_pieces else { return [None, None] };
-    let Some(mut whole) = gradients::whole(request).map(Early::from) else {
-        return [Some(in_pieces), None];
-    };
-    let of_whole = whole.first(request);
-    if of_whole.is_slow() && in_pieces.first(request).is_quicker_than(of_whole) {
-        [Some(in_pieces), Some(whole)]
-    } else {
-        [Some(whole), Some(in_pieces)]
+/// The early orders with gradients in pieces and whole, where they differ. The one whose first plan
+/// is the quickest comes first; with whole gradients where that leaves little to gain.
+fn early_orders(request: &Request<'_>) -> Vec<Early> {
+    let mut all: Vec<Early> = gradients::ways(request).into_iter().map(Early::from).collect();
+    if let Some(mut whole) = all.pop() {
+        if all.is_empty() || whole.first(request).is_slow() {
+            all.push(whole);
+            plan_first(request, &mut all);
+        } else {
+            all.insert(0, whole);
+        }
     }
+    all
+}
+
+/// Makes the first plan of each, and sorts them by its time: the likely ones first, so that less is
+/// tried for the others.
+fn plan_first(request: &Request<'_>, all: &mut [Early]) {
+    if all.len() < 2 {
+        return;
+    }
+    let made = |early: &Early| early.first.is_none().then(|| early.made_first(request));
+    let firsts = in_parallel(all.len(), |at| made(&all[at]));
+    for (early, first) in all.iter_mut().zip(firsts) {
+        early.first = early.first.take().or(first);
+    }
+    let time = |early: &Early| early.first.as_ref().and_then(budget::First::time);
+    all.compact_sort_by_key(|early| time(early).unwrap_or(Nanos(u64::MAX)));
 }
 
 fn in_two_orders(
@@ -391,7 +402,7 @@ const fn alone(planned: Planned) -> Arranged {
 /// The job with its updates early and in pieces, as far as there is anything to change.
 fn candidate(request: &Request<'_>, piece: u64) -> Option<Candidate> {
     let mut arrangement = arrangement(request, piece)?;
-    gradients::cut(request, &mut arrangement);
+    gradients::cut(request, &mut arrangement, true);
     if arrangement.is_empty() { None } else { Candidate::new(request, &arrangement) }
 }
 

@@ -65,8 +65,8 @@
 //! it goes round the end. What an update touches may leave in pieces, so its own copy need not fit
 //! its window; nor need its states fit beside each other, so the floor counts its parameter and
 //! gradient alone. Where a gradient may be made in pieces in turn with the update's
-//! ([`crate::arrange::in_pieces`]), it need never be there as a whole: it does not count, and its
-//! maker is taken for one that may run elsewhere.
+//! ([`crate::arrange::in_pieces`]), it need never be there as a whole: it does not count, nor does
+//! what its makers hand on to each other, and they are taken for operators that may run elsewhere.
 //!
 //! Cost: O(tensors · log) for each operator that is tried, and a few dozen times that for a bound
 //! on time.
@@ -173,8 +173,9 @@ impl Loose {
     /// The largest working set of an operator; of an update without its states.
     fn floor(graph: &Graph) -> u64 {
         let makers = in_pieces(graph);
-        let made = makers.iter().flat_map(|(_, maker)| graph.operator(*maker).generates());
-        let made: Vec<TensorId> = made.map(|o| o.tensor).collect();
+        let makers = makers.iter().flat_map(|(_, makers)| makers);
+        let made: Vec<TensorId> =
+            makers.flat_map(|maker| graph.operator(*maker).generates()).map(|o| o.tensor).collect();
         let of = |operator: &Operator| {
             let update = is_update(operator);
             let held = |t: &TensorId| {

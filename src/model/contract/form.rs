@@ -55,8 +55,8 @@ pub struct JobForm<'a> {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub order: Vec<MovedForm<'a>>,
     /// Operators that run as several, each over consecutive elements. The pieces of operator `NAME`
-    /// are called `NAME#0`, `NAME#1` …, and so are those of a tensor that nothing generates and
-    /// that only operators in pieces of one size touch.
+    /// are called `NAME#0`, `NAME#1` …, and so are those of a tensor that only operators in pieces
+    /// of one size touch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pieces: Vec<PiecesForm<'a>>,
     /// In program order.
@@ -96,7 +96,8 @@ pub struct MovedForm<'a> {
 pub struct PiecesForm<'a> {
     /// Which.
     pub operator: Cow<'a, str>,
-    /// How many elements each piece has; the last one has the rest.
+    /// How many elements each piece has; the last one has the rest. Whole rows where the operator
+    /// makes a matrix row by row.
     pub elements: u64,
     /// What it takes as a whole, in nanoseconds.
     pub ns: Nanos,

@@ -1,12 +1,13 @@
 //! Another order of a job's operators, and operators in pieces.
 //!
-//! An [`Arrangement`] says which operators of a graph move, and which elementwise operators run as
-//! several over consecutive elements. [`arrange`] makes the *arranged graph* of it: the same
-//! computation with those operators in their new places, under the names `NAME#0`, `NAME#1` … where
-//! they are pieces. A long-lived tensor that only operators in pieces of one size touch becomes one
-//! tensor for each piece. Planners, simulator and runner work on the arranged graph as on any
-//! other; it remembers its [`Origin`]. The planner chooses the arrangement, and the checker proves
-//! that it is legal (`contract::check`).
+//! An [`Arrangement`] says which operators of a graph move, and which run as several over
+//! consecutive elements: elementwise ones, and those whose result's rows do not depend on each
+//! other. [`arrange`] makes the *arranged graph* of it: the same computation with those operators
+//! in their new places, under the names `NAME#0`, `NAME#1` … where they are pieces. A tensor that
+//! only operators in pieces of one size touch becomes one tensor for each piece. Planners,
+//! simulator and runner work on the arranged graph as on any other; it remembers its [`Origin`].
+//! The planner chooses the arrangement, and the checker proves that it is legal
+//! (`contract::check`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,6 +21,12 @@ const MOST_PIECES: u64 = 1 << 20;
 
 /// Kinds that run in pieces beside updates: each makes one tensor, element by element.
 const POINTWISE: [&str; 2] = ["aten::add", "aten::_to_copy"];
+
+/// Kinds that make a matrix row by row, and run in pieces of whole rows. All that they read they
+/// read as a whole. A piece has its first row and the rows of all in place of the argument
+/// `ROWS`, which says how many rows there are.
+const BY_ROWS: [&str; 2] = ["aten::embedding_backward", "aten::embedding_dense_backward"];
+const ROWS: usize = 2;
 
 /// What a plan changes in the framework's list of operators. Ids are those of the graph's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,12 +48,13 @@ pub struct Moved {
     pub after: Option<OpId>,
 }
 
-/// An elementwise operator that runs as several.
+/// An operator that runs as several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
     /// Which.
     pub operator: OpId,
-    /// How many elements a piece has; the last one has the rest.
+    /// How many elements a piece has; the last one has the rest. Where the operator makes a matrix
+    /// row by row, these are whole rows.
     pub elements: u64,
 }
 
@@ -172,18 +180,31 @@ impl Graph {
     }
 }
 
-/// Why an operator can't run in pieces, if it can't; otherwise how many elements it works on.
+/// The elements of a row of the matrix that an operator makes row by row; `None` for all others.
+#[must_use]
+pub fn row(operator: &Operator) -> Option<u64> {
+    if !BY_ROWS.contains(&operator.kind.as_str()) {
+        return None;
+    }
+    let [rows, row] = operator.outputs.first()?.as_ref()?.shape[..] else { return None };
+    let all = i64::try_from(rows).map(Arg::Int);
+    (row > 0 && all.is_ok_and(|all| operator.args.get(ROWS) == Some(&all))).then_some(row)
+}
+
+/// Why an operator can't run in pieces, if it can't; otherwise how many elements it writes.
 ///
 /// # Errors
 /// A sentence's end for people.
 pub fn splittable(graph: &Graph, id: OpId) -> Result<u64, &'static str> {
     let operator = graph.operator(id);
     let update = Rule::of_kind(&operator.kind).is_some();
-    if !update && !POINTWISE.contains(&operator.kind.as_str()) {
-        return Err("runs as a whole: only updates, sums and conversions run in pieces");
+    let by_rows = row(operator).is_some();
+    if !update && !by_rows && !POINTWISE.contains(&operator.kind.as_str()) {
+        return Err("runs as a whole: only updates, sums, conversions and the gradients of \
+                    embeddings run in pieces");
     }
     let mut elements = None;
-    for operand in operator.reads().chain(operator.writes()) {
+    for operand in operator.reads().filter(|_| !by_rows).chain(operator.writes()) {
         let tensor = graph.tensor(operand.tensor);
         let count = operand.elements();
         let whole = operand.is_contiguous()
@@ -303,6 +324,13 @@ impl Split {
                 );
                 return Err(refusal(graph, operator, problem));
             }
+            if let Some(row) = row(graph.operator(operator)).filter(|row| elements % row > 0) {
+                let problem = format!(
+                    "makes rows of {row} elements, so a piece of {elements} ends within one; give \
+                     a multiple of {row}"
+                );
+                return Err(refusal(graph, operator, problem));
+            }
             pieces += all.div_ceil(elements);
             if pieces > MOST_PIECES {
                 return Err(refusal(
@@ -314,10 +342,12 @@ impl Split {
             *slot = (elements, all);
         }
         let mut tensors: Vec<Option<u64>> = vec![None; graph.tensors.len()];
-        for (operator, (elements, _)) in graph.operators.iter().zip(&operators) {
-            for operand in operator.reads().chain(operator.writes()) {
-                let size = tensors[operand.tensor.index()].get_or_insert(*elements);
-                *size = if *size == *elements { *size } else { 0 };
+        for (operator, &(elements, _)) in graph.operators.iter().zip(&operators) {
+            let read = if row(operator).is_some() { 0 } else { elements };
+            let reads = operator.reads().map(|operand| (operand, read));
+            for (operand, elements) in reads.chain(operator.writes().map(|o| (o, elements))) {
+                let size = tensors[operand.tensor.index()].get_or_insert(elements);
+                *size = if *size == elements { *size } else { 0 };
             }
         }
         let loss = graph.loss.as_ref().map(|l| l.tensor.index());
@@ -427,7 +457,8 @@ impl Writer<'_> {
         Ok(operator)
     }
 
-    /// One piece of an operator; all its operands are whole tensors of as many elements.
+    /// One piece of an operator. All its operands are whole tensors of as many elements, but for
+    /// what it reads where it makes rows.
     fn piece(&mut self, id: OpId, piece: u32) -> Result<Operator, ArrangeError> {
         let of = self.graph.operator(id);
         let ran = self.ran[id.index()];
@@ -454,14 +485,23 @@ impl Writer<'_> {
                 stride: vec![1],
             })
         };
+        let row = row(of);
         for operand in operator.args.iter_mut().flat_map(Arg::operands_mut) {
-            *operand = slice(operand).ok_or_else(|| self.early(id, operand))?;
+            let read = if row.is_some() { self.whole_operand(operand) } else { slice(operand) };
+            *operand = read.ok_or_else(|| self.early(id, operand))?;
         }
         for operand in operator.outputs.iter_mut().flatten().chain(&mut operator.hidden) {
             let made = u32::from(operand.version > 0);
             let before = Operand { version: operand.version - made, ..operand.clone() };
             let read = slice(&before).ok_or_else(|| self.early(id, operand))?;
             *operand = Operand { version: read.version + made, ..read };
+            if let Some(row) = row {
+                (operand.shape, operand.stride) = (vec![count / row, row], vec![row, 1]);
+            }
+        }
+        if let Some(row) = row {
+            let rows = [begin / row, all / row].map(|rows| i64::try_from(rows).unwrap_or(i64::MAX));
+            operator.args[ROWS] = Arg::Ints(rows.to_vec());
         }
         self.ran[id.index()] += 1;
         if self.split.count(id) == Some(ran + 1) {

@@ -3,67 +3,97 @@
 //! Where the first layer shares its weights with the last one, as in most language models, the
 //! gradient is the sum of two that take as much memory as it does. Sum and update are both
 //! elementwise, so they run in turn, piece by piece, and there is never more than a piece of the
-//! sum. The same holds for the conversion of a gradient to the type of a master weight.
+//! sum. The same holds for the conversion of a gradient to the type of a master weight, and for the
+//! gradient of an embedding, which is made row by row: neither it nor the sum is ever there as a
+//! whole.
 
 use super::makers::in_pieces;
 use super::{Candidate, PIECE, arrangement};
 use crate::budget::Request;
-use crate::job::arrange::{Arrangement, Moved, Pieces, splittable};
+use crate::job::arrange::{Arrangement, Moved, Pieces, row, splittable};
 use crate::method::Method;
 use crate::units::OpId;
 
-/// The job with its updates early and in pieces, and gradients whole, where [`cut`] would change
-/// that: while the pieces run, both summands take memory, and with a whole gradient only that does.
-pub(super) fn whole(request: &Request<'_>) -> Option<Candidate> {
-    let whole = arrangement(request, PIECE)?;
-    let mut other = whole.clone();
-    cut(request, &mut other);
-    if whole == other { None } else { Candidate::new(request, &whole) }
+/// The job with its updates early and in pieces, and with gradients in pieces, with all but rows in
+/// pieces, and whole, where these differ: while the pieces run, summands that are whole take
+/// memory, and with a whole gradient only that does.
+pub(super) fn ways(request: &Request<'_>) -> Vec<Candidate> {
+    let Some(whole) = arrangement(request, PIECE) else { return Vec::new() };
+    let mut found = Vec::new();
+    let mut last = None;
+    for rows in [Some(true), Some(false), None] {
+        let mut way = whole.clone();
+        if let Some(rows) = rows {
+            cut(request, &mut way, rows);
+        }
+        if !way.is_empty() && last.as_ref() != Some(&way) {
+            found.extend(Candidate::new(request, &way));
+        }
+        last = Some(way);
+    }
+    found
 }
 
 /// Lets gradients of updates that are in pieces come in pieces too, where the update runs right
-/// behind what makes its gradient, and the planner may do it.
-pub(super) fn cut(request: &Request<'_>, arrangement: &mut Arrangement) {
+/// behind what makes its gradient, and the planner may do it. With `rows` also what makes rows
+/// runs in pieces.
+pub(super) fn cut(request: &Request<'_>, arrangement: &mut Arrangement, rows: bool) {
     let Method::Neap(options) = &request.method else { return };
     if !options.split_gradients || !options.reorder {
         return;
     }
     let graph = request.graph;
-    for (update, maker) in in_pieces(graph) {
-        let of = |pieces: &&Pieces| pieces.operator == update;
-        let Some(elements) = arrangement.pieces.iter().find(of).map(|of| of.elements) else {
+    for (update, mut makers) in in_pieces(graph) {
+        let Some(&last) = makers.last() else { continue };
+        makers.retain(|maker| rows || row(graph.operator(*maker)).is_none());
+        if makers.last() != Some(&last) {
+            continue;
+        }
+        let Some(of) = arrangement.pieces.iter().position(|of| of.operator == update) else {
             continue;
         };
-        let Some(count) = splittable(graph, update).ok().map(|all| all.div_ceil(elements)) else {
-            continue;
-        };
+        let Ok(all) = splittable(graph, update) else { continue };
+        // Whole rows.
+        let mut widths = makers.iter().filter_map(|maker| row(graph.operator(*maker)));
+        let width = widths.next().unwrap_or(1);
+        let elements = arrangement.pieces[of].elements.next_multiple_of(width);
         let order = &mut arrangement.order;
         let moves: Vec<OpId> =
             order.iter().filter(|m| m.piece.is_none()).map(|m| m.operator).collect();
-        if moves.contains(&maker) || order.iter().any(|m| m.operator == update && m.piece.is_some())
+        if elements >= all
+            || widths.any(|other| other != width)
+            || makers.iter().any(|maker| moves.contains(maker))
+            || order.iter().any(|m| m.operator == update && m.piece.is_some())
         {
             continue;
         }
-        let stays = |at: usize| !moves.contains(&OpId::of(at));
+        let stays = |at: usize| !moves.contains(&OpId::of(at)) && !makers.contains(&OpId::of(at));
         let at = match order.iter().position(|m| m.operator == update) {
-            Some(at) if order[at].after == Some(maker) => {
+            Some(at) if order[at].after == Some(last) => {
                 order.remove(at);
                 at
             }
-            None if !(maker.index() + 1..update.index()).any(stays) => order.len(),
+            None if !(last.index() + 1..update.index()).any(stays) => order.len(),
             _ => continue,
         };
-        let after = (0..maker.index()).rev().find(|at| stays(*at)).map(OpId::of);
-        let pair =
-            |number| [maker, update].map(|operator| Moved { operator, piece: Some(number), after });
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
-        order.splice(at..at, (0..count).flat_map(pair));
-        arrangement.pieces.push(Pieces { operator: maker, elements });
+        let after = (0..last.index()).rev().find(|at| stays(*at)).map(OpId::of);
+        let behind = order.split_off(at);
+        for number in 0..u32::try_from(all.div_ceil(elements)).unwrap_or(u32::MAX) {
+            for &operator in makers.iter().chain([&update]) {
+                order.push(Moved { operator, piece: Some(number), after });
+            }
+        }
+        order.extend(behind);
+        arrangement.pieces[of].elements = elements;
+        for operator in makers {
+            arrangement.pieces.push(Pieces { operator, elements });
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::candidate;
     use super::*;
     use crate::device::latency;
     use crate::exact;
@@ -121,13 +151,13 @@ mod tests {
     #[test]
     fn a_sum_and_its_update_run_in_turn() {
         let (graph, sum, update) = with_a_sum();
-        assert!(in_pieces(&graph).contains(&(update, sum)));
+        assert!(in_pieces(&graph).contains(&(update, vec![sum])));
         let device = crate::device::builtin::find("a6000").unwrap();
         let latencies = latency::latencies(&graph, &device, None);
         let request = Request::new(&graph, &device, &latencies, Bytes(1 << 30));
         let whole = arrangement(&request, 1 << 20).unwrap();
         let mut cut_up = whole.clone();
-        cut(&request, &mut cut_up);
+        cut(&request, &mut cut_up, true);
         let candidate = Candidate::new(&request, &cut_up).unwrap();
         let run: Vec<OpId> = candidate
             .graph
@@ -150,11 +180,80 @@ mod tests {
         // Not where the planner may not, nor without the update.
         let options = Options { split_gradients: false, ..Options::default() };
         let mut same = whole.clone();
-        cut(&Request { method: Method::Neap(options), ..request.clone() }, &mut same);
+        cut(&Request { method: Method::Neap(options), ..request.clone() }, &mut same, true);
         assert_eq!(same, whole);
         let pieces = vec![Pieces { operator: sum, elements: 512 }];
         let refused = crate::job::arrange(&graph, &Arrangement { order: Vec::new(), pieces });
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("makes `"), "{refused}");
+    }
+
+    /// As [`with_a_sum`], with the rows of an embedding's gradient as one summand, and what makes
+    /// these.
+    fn with_rows(row: u64) -> (Graph, [OpId; 3]) {
+        let (graph, sum, update) = with_a_sum();
+        let (mut tensors, mut operators) = (graph.tensors.clone(), graph.operators.clone());
+        let rows = TensorId::of(tensors.len());
+        let whole = operators[sum.index()].reads().next().unwrap().clone();
+        tensors.push(Tensor { name: "rows".to_owned(), ..graph.tensor(whole.tensor).clone() });
+        let count = whole.elements() / row;
+        let made = crate::job::Operand { tensor: rows, ..whole };
+        let input = |o: &&crate::job::Operand| graph.tensor(o.tensor).role == Role::Input;
+        let inputs = graph.operators.iter().flat_map(Operator::reads).filter(input);
+        let small = inputs.min_by_key(|o| graph.tensor(o.tensor).bytes).unwrap();
+        let args = [small, small].map(|o| Arg::Tensor(o.clone()));
+        operators[sum.index()].args[1] = Arg::Tensor(made.clone());
+        operators.insert(
+            sum.index(),
+            Operator {
+                name: "table".to_owned(),
+                kind: "aten::embedding_backward".to_owned(),
+                phase: Phase::Backward,
+                args: args.into_iter().chain([Arg::Int(count as i64)]).collect(),
+                outputs: vec![Some(crate::job::Operand {
+                    shape: vec![count, row],
+                    stride: vec![row, 1],
+                    ..made
+                })],
+                ..Operator::default()
+            },
+        );
+        for until in tensors.iter_mut().filter_map(|t| t.kept_until.as_mut()) {
+            *until = OpId::of(until.index() + usize::from(until.index() >= sum.index()));
+        }
+        let optimizer = graph.optimizer.clone();
+        let graph = Graph::new(graph.name, tensors, operators, optimizer, graph.loss, None);
+        let next = |id: OpId| OpId::of(id.index() + 1);
+        (graph.unwrap(), [sum, next(sum), next(update)])
+    }
+
+    #[test]
+    fn rows_run_in_turn_with_sum_and_update() {
+        let row = 1536;
+        let (graph, [rows, sum, update]) = with_rows(row);
+        assert!(in_pieces(&graph).contains(&(update, vec![rows, sum])));
+        let device = crate::device::builtin::find("a6000").unwrap();
+        let latencies = latency::latencies(&graph, &device, None);
+        let request = Request::new(&graph, &device, &latencies, Bytes(1 << 30));
+        let candidate = candidate(&request, 1 << 20).unwrap().graph;
+        let origin = candidate.origin.as_ref().unwrap();
+        let all = origin.operators.iter().map(|(id, _)| *id);
+        let in_turn: Vec<OpId> = all.filter(|id| [rows, sum, update].contains(id)).collect();
+        assert_eq!(in_turn, [rows, sum, update].repeat(9));
+        let pieces = candidate.operators.iter().filter(|o| o.name.starts_with("table#"));
+        let mut first = 0;
+        for piece in pieces {
+            let made = piece.generates().next().unwrap();
+            assert_eq!(made.shape[1], row);
+            assert_eq!(candidate.tensor(made.tensor).bytes.0, made.elements() * 4);
+            assert_eq!(piece.args[2], Arg::Ints(vec![first, (9 << 18) / row as i64]));
+            first += made.shape[0] as i64;
+        }
+        assert_eq!(first as u64 * row, 9 << 18);
+        // Pieces are whole rows, and what is read is read as a whole.
+        let pieces = [rows, sum, update].map(|operator| Pieces { operator, elements: 1 << 18 });
+        let arrangement = Arrangement { order: Vec::new(), pieces: pieces.to_vec() };
+        let refused = crate::job::arrange(&graph, &arrangement).unwrap_err().to_string();
+        assert!(refused.contains("ends within one; give a multiple of 1536"), "{refused}");
     }
 }

@@ -11,12 +11,12 @@
 //! are the product and the conversion after it. Bounds hold for plans that run them at any time
 //! from their place in the framework's order on ([`crate::bound`]).
 //!
-//! A sum or a conversion that makes a gradient may also run in pieces, in turn with its update
-//! ([`in_pieces`], [`super::gradients`]).
+//! Sums, conversions and gradients of embeddings that make a gradient may also run in pieces, in
+//! turn with its update ([`in_pieces`], [`super::gradients`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::job::arrange::splittable;
+use crate::job::arrange::{row, splittable};
 use crate::job::optimizer::is_update;
 use crate::job::{Graph, Operator, Role};
 use crate::units::{OpId, TensorId};
@@ -37,28 +37,30 @@ pub fn makers(graph: &Graph) -> BTreeMap<OpId, Vec<OpId>> {
     updates.filter_map(|update| Some((update, touched.makers(graph, update)?))).collect()
 }
 
-/// Updates that may run in pieces, each with the operator that makes its gradient and may run in
-/// pieces of the same size, so that there is never more than a piece of the gradient.
+/// Updates that may run in pieces, each with the operators that make its gradient, in order, and
+/// may run in pieces of the same size, so that there is never more than a piece of the gradient nor
+/// of what only these operators use. The last one makes the gradient.
 #[must_use]
-pub fn in_pieces(graph: &Graph) -> Vec<(OpId, OpId)> {
+pub fn in_pieces(graph: &Graph) -> Vec<(OpId, Vec<OpId>)> {
     let touched = Touched::of(graph);
-    let all = (0..graph.operators.len()).map(OpId::of);
-    let updates = all.filter(|id| is_update(graph.operator(*id)));
-    let maker = |update: OpId| {
-        let elements = splittable(graph, update).ok()?;
-        let of = |tensor| touched.makes(graph, tensor, update);
-        let makers = graph.operator(update).reads().filter_map(|o| of(o.tensor));
-        makers.into_iter().find(|maker| splittable(graph, *maker) == Ok(elements))
-    };
-    updates.filter_map(|update| Some((update, maker(update)?))).collect()
+    let mut found = Vec::new();
+    for update in (0..graph.operators.len()).map(OpId::of) {
+        if is_update(graph.operator(update))
+            && let Ok(elements) = splittable(graph, update)
+        {
+            let makers = touched.in_pieces(graph, update, elements);
+            found.extend((!makers.is_empty()).then_some((update, makers)));
+        }
+    }
+    found
 }
 
 /// By operator, whether it is an update, or may wait for one or run in pieces with it.
 #[must_use]
 pub fn may_wait(graph: &Graph) -> Vec<bool> {
     let mut may: Vec<bool> = graph.operators.iter().map(is_update).collect();
-    makers(graph).values().flatten().for_each(|maker| may[maker.index()] = true);
-    in_pieces(graph).into_iter().for_each(|(_, maker)| may[maker.index()] = true);
+    let in_pieces = in_pieces(graph).into_iter().map(|(_, makers)| makers);
+    makers(graph).into_values().chain(in_pieces).flatten().for_each(|id| may[id.index()] = true);
     may
 }
 
@@ -73,6 +75,8 @@ struct Touched {
 }
 
 impl Touched {
+    // In one piece, as `makes`: both searches ask for it.
+    #[inline(never)]
     fn of(graph: &Graph) -> Self {
         let mut first = vec![[None; 3]; graph.tensors.len()];
         let mut written = vec![None; graph.tensors.len()];
@@ -110,8 +114,30 @@ impl Touched {
         })
     }
 
+    /// The operators that make the gradient of an update, in order, and may run in pieces with it.
+    fn in_pieces(&self, graph: &Graph, update: OpId, elements: u64) -> Vec<OpId> {
+        let (mut makers, mut readers) = (Vec::new(), vec![update]);
+        while let Some(reader) = readers.pop() {
+            if row(graph.operator(reader)).is_some() {
+                continue;
+            }
+            for tensor in graph.operator(reader).touches() {
+                if let Some(maker) = self.makes(graph, tensor, reader)
+                    && splittable(graph, maker) == Ok(elements)
+                    && is_elementwise_or_small(graph, maker, tensor)
+                {
+                    let at = makers.partition_point(|other| *other < maker);
+                    makers.insert(at, maker);
+                    readers.push(maker);
+                }
+            }
+        }
+        makers
+    }
+
     /// The operator that generates a tensor and writes nothing else, if `next` alone reads it and
     /// it may run later.
+    #[inline(never)]
     fn makes(&self, graph: &Graph, tensor: TensorId, next: OpId) -> Option<OpId> {
         let [Some(maker), Some(reader), None] = self.first[tensor.index()] else { return None };
         let operator = graph.operator(maker);
@@ -128,4 +154,12 @@ impl Touched {
         let same = |tensor: TensorId| self.written[tensor.index()].is_none_or(|last| last <= id);
         !operator.random && !self.awaited.contains(&id) && operator.reads().all(|o| same(o.tensor))
     }
+}
+
+/// An operator that makes rows may wait where all that it reads is far smaller than these.
+fn is_elementwise_or_small(graph: &Graph, id: OpId, made: TensorId) -> bool {
+    let operator = graph.operator(id);
+    let bytes = |tensor: TensorId| graph.tensor(tensor).bytes.0;
+    let touched: u64 = operator.touches().into_iter().map(bytes).sum();
+    row(operator).is_none() || touched - bytes(made) <= bytes(made) / SMALLER
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::{Refusal, Refusals};
 use crate::compact::CompactSort;
 use crate::contract::plan::JobPlan;
-use crate::job::{Graph, Operand, Operator, Origin};
+use crate::job::{Arg, Graph, Operand, Operator, Origin};
 use crate::units::{Nanos, OpId};
 
 /// Kinds that treat each element by itself, whatever stands beside it.
@@ -29,6 +29,9 @@ const ELEMENTWISE: [&str; 13] = [
     "neap::asgd",
     "neap::rprop",
 ];
+
+/// Kinds that make each row of a matrix by itself, from all that they read.
+const BY_ROWS: [&str; 2] = ["aten::embedding_backward", "aten::embedding_dense_backward"];
 
 /// Adds a refusal for the first thing that is wrong with a job's order and pieces.
 pub fn prove(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
@@ -60,6 +63,16 @@ fn whole(job: &JobPlan, origin: &Origin) -> Result<(), String> {
 
 /// A piece: its number, elements of a piece, and of all.
 type Piece = (u64, u64, u64);
+
+/// The elements of a row of what an operator makes, if it makes it row by row.
+fn row(operator: &Operator) -> Option<u64> {
+    let made = operator.outputs.iter().flatten().next().filter(|_| operator.hidden.is_empty())?;
+    let is_so = BY_ROWS.contains(&operator.kind.as_str()) && operator.outputs.len() == 1;
+    match made.shape[..] {
+        [_, row] if is_so && row > 0 => Some(row),
+        _ => None,
+    }
+}
 
 /// The file's operators, and the pieces of those that run in pieces, in the order that the plan
 /// says. `elements` has the elements of a piece by operator.
@@ -100,7 +113,7 @@ fn sequence(
             order.push((place, (id, None)));
             continue;
         };
-        let all = origin.graph.operator(id).reads().next().map_or(0, Operand::elements);
+        let all = origin.graph.operator(id).writes().next().map_or(0, Operand::elements);
         for number in 0..all.div_ceil(size) {
             let place = pieces.remove(&(id, number)).unwrap_or(place);
             order.push((place, (id, Some((number, size, all)))));
@@ -143,9 +156,11 @@ impl<'a> Walk<'a> {
         let mut elements = BTreeMap::new();
         for pieces in &origin.arrangement.pieces {
             let operator = origin.graph.operator(pieces.operator);
-            if !ELEMENTWISE.contains(&operator.kind.as_str()) {
+            let in_rows = row(operator).is_some_and(|row| pieces.elements.is_multiple_of(row));
+            if !in_rows && !ELEMENTWISE.contains(&operator.kind.as_str()) {
                 return Err(format!(
-                    "operator `{}` runs in pieces, but `{}` is not elementwise",
+                    "operator `{}` runs in pieces, but `{}` is not elementwise, nor are these \
+                     whole rows",
                     operator.name, operator.kind
                 ));
             }
@@ -233,22 +248,23 @@ impl<'a> Walk<'a> {
         piece: Option<Piece>,
     ) -> Result<(), String> {
         let now = &self.graph.operators[at];
-        let number = piece.map(|(n, ..)| n);
         let (of, part) = self.origin.operators[at];
-        if of != id || part.map(u64::from) != number || !alike(file, now, number) {
+        let row = piece.and(row(file));
+        let number = piece.map(|(n, ..)| n);
+        if of != id || part.map(u64::from) != number || !alike(file, now, piece) {
             return Err(format!("does not stand for `{}`", file.name));
         }
         let reads: Vec<_> = file.reads().zip(now.reads()).collect();
         let writes: Vec<_> = file.writes().zip(now.writes()).collect();
         for (then, now) in &reads {
-            let range = self.range(then, now, piece)?;
+            let range = self.range(then, now, piece.filter(|_| row.is_none()), None)?;
             self.holds(then, range, Some(then.version))?;
             self.numbered(now, self.now[now.tensor.index()])?;
         }
         // One operator may mention what it writes several times.
         let mut written: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
         for (then, now) in &writes {
-            let range = self.range(then, now, piece)?;
+            let range = self.range(then, now, piece, row)?;
             if written.insert(now.tensor.0, range).is_none() {
                 self.holds(then, range, then.version.checked_sub(1))?;
             }
@@ -266,12 +282,13 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The bytes of the file's tensor that an operand stands for.
+    /// The bytes of the file's tensor that an operand stands for; with `row` it has whole rows.
     fn range(
         &self,
         then: &Operand,
         now: &Operand,
         piece: Option<Piece>,
+        row: Option<u64>,
     ) -> Result<(u64, u64), String> {
         let tensor = self.origin.graph.tensor(then.tensor);
         let (of, base) = self.origin.tensors[now.tensor.index()];
@@ -291,9 +308,12 @@ impl<'a> Walk<'a> {
             && all.checked_mul(size) == Some(tensor.bytes.0);
         let begin = number * elements;
         let count = elements.min(all - begin);
+        let in_order = match row {
+            None => now.shape == [count] && now.stride == [1],
+            Some(row) => now.shape == [count / row, row] && now.stride == [row, 1],
+        };
         let sees_its_own = now.dtype == then.dtype
-            && now.shape == [count]
-            && now.stride == [1]
+            && in_order
             && now.offset.checked_mul(size).and_then(|o| o.checked_add(base.0))
                 == Some(begin * size);
         if is_whole && sees_its_own && then.version.max(now.version) < u32::MAX {
@@ -364,14 +384,14 @@ fn sees(then: &Operand, now: &Operand) -> bool {
         == (now.dtype, now.offset, &now.shape, &now.stride)
 }
 
-/// The same operator but for what it works on.
-fn alike(file: &Operator, now: &Operator, piece: Option<u64>) -> bool {
-    let name = piece.map_or_else(|| file.name.clone(), |piece| format!("{}#{piece}", file.name));
+/// The same operator but for what it works on. A piece that makes rows says which.
+fn alike(file: &Operator, now: &Operator, piece: Option<Piece>) -> bool {
+    let name = piece.map_or_else(|| file.name.clone(), |(n, ..)| format!("{}#{n}", file.name));
     let bare = |operator: &Operator| {
         let mut bare = operator.clone();
         let listed = bare.args.iter_mut().flat_map(|arg| match arg {
-            crate::job::Arg::Tensor(operand) => vec![operand],
-            crate::job::Arg::Tensors(list) => list.iter_mut().flatten().collect(),
+            Arg::Tensor(operand) => vec![operand],
+            Arg::Tensors(list) => list.iter_mut().flatten().collect(),
             _ => Vec::new(),
         });
         let written = bare.outputs.iter_mut().flatten().chain(&mut bare.hidden);
@@ -390,7 +410,17 @@ fn alike(file: &Operator, now: &Operator, piece: Option<u64>) -> bool {
         bare.duration_ns = bare.duration_ns.filter(|_| piece.is_none());
         bare
     };
-    now.name == name && bare(file) == bare(now)
+    let mut expected = bare(file);
+    if let Some(((number, elements, all), row)) = piece.zip(row(file)) {
+        let rows = [number * elements / row, all / row].map(i64::try_from);
+        match (expected.args.get_mut(2), rows) {
+            (Some(of), [Ok(first), Ok(all)]) if *of == Arg::Int(all) => {
+                *of = Arg::Ints(vec![first, all]);
+            }
+            _ => return false,
+        }
+    }
+    now.name == name && expected == bare(now)
 }
 
 /// Bytes of a tensor of `size` now hold a version.

@@ -456,7 +456,7 @@ fn bf16_is_f32_rounded() {
 }
 
 /// Gradients of a table's rows are added in the order of the places that name them: with places
-/// that a block keeps, and with more.
+/// that a block keeps, and with more; of the whole table, and of a piece of its rows.
 #[test]
 fn embeddings_add_in_order() {
     use crate::backend::host::kernels::pytorch::{Bench, Owned};
@@ -472,7 +472,7 @@ fn embeddings_add_in_order() {
     for rows in [20, 40] {
         let own = |dtype, shape: &[usize]| Owned::new(dtype, shape, &row_major(shape), 0);
         let gradient = own(Dtype::F32, &[PLACES, WIDTH]);
-        let (numbers, result) = (own(Dtype::I64, &[PLACES]), own(Dtype::F32, &[rows, WIDTH]));
+        let numbers = own(Dtype::I64, &[PLACES]);
         let number = |place: usize| place * 7 % rows;
         let part = |at: usize| ((at * 7919 + 13) % 101) as f32 / 30.0 - 1.7;
         let mut expected = vec![0.0f32; rows * WIDTH];
@@ -488,16 +488,25 @@ fn embeddings_add_in_order() {
                 to.write_unaligned(number(place) as i64);
             }
         }
-        let plain = [rows as i64, PADDING as i64].map(Arg::Int);
-        let args = [Arg::None, Arg::None].into_iter().chain(plain).chain([Arg::Bool(false)]);
-        let tensors = [&gradient, &numbers].map(|o| Operand::Tensor(o.view.clone()));
-        let operands = tensors.into_iter().chain([(); 3].map(|()| Operand::Plain)).collect();
-        let kind = "aten::embedding_dense_backward";
-        Bench::new(kind, args.collect(), operands, &[&result], &[]).run_on(&call).unwrap();
-        for (at, expected) in expected.iter().enumerate() {
-            // SAFETY: as above.
-            let got = unsafe { result.view.data.cast::<f32>().add(at).read_unaligned() };
-            assert_eq!(got.to_bits(), expected.to_bits(), "{rows} rows, element {at}");
+        let pieces = (0..rows).step_by(9).map(|first| (first, 9.min(rows - first)));
+        for (first, count) in pieces.chain([(0, rows)]) {
+            let result = own(Dtype::F32, &[count, WIDTH]);
+            let of = match count == rows {
+                true => Arg::Int(rows as i64),
+                false => Arg::Ints(vec![first as i64, rows as i64]),
+            };
+            let plain = [of, Arg::Int(PADDING as i64), Arg::Bool(false)];
+            let args = [Arg::None, Arg::None].into_iter().chain(plain).collect();
+            let tensors = [&gradient, &numbers].map(|o| Operand::Tensor(o.view.clone()));
+            let operands = tensors.into_iter().chain([(); 3].map(|()| Operand::Plain)).collect();
+            let kind = "aten::embedding_dense_backward";
+            Bench::new(kind, args, operands, &[&result], &[]).run_on(&call).unwrap();
+            for (at, expected) in expected[first * WIDTH..][..count * WIDTH].iter().enumerate() {
+                // SAFETY: as above.
+                let got = unsafe { result.view.data.cast::<f32>().add(at).read_unaligned() };
+                let place = format!("{rows} rows, {count} from {first} on, element {at}");
+                assert_eq!(got.to_bits(), expected.to_bits(), "{place}");
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Looking rows up by number: shapes, checked once for every backend.
 
 use super::KernelError;
-use super::arguments::{flag, floating, int_or, output, tensor, tensors};
+use super::arguments::{flag, floating, int_or, ints, output, tensor, tensors};
 use super::error::{invalid, unsupported};
 use super::shapes::{broadcast, dimension, same_shape};
 use super::view::{Call, View};
@@ -77,10 +77,12 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The gradient of an embedding's table.
+/// The gradient of an embedding's table, or of consecutive rows of it.
 pub struct EmbeddingBackward<'a> {
-    /// The gradient of the table, (rows, width).
+    /// The gradient of the rows, (rows, width).
     pub out: &'a View,
+    /// The first of these rows, and how many the table has.
+    pub rows: (usize, usize),
     /// The gradient of what was looked up, (…, width).
     pub gradient: &'a View,
     /// Which rows were looked up.
@@ -113,7 +115,17 @@ impl<'a> EmbeddingBackward<'a> {
                 out.shape
             ));
         }
-        Ok(Self { out, gradient, indices, padding: int_or(call, 3, -1)? })
+        // A piece says which rows it makes (`job::arrange`).
+        let rows = match ints(call, 2)?[..] {
+            [first, all] => {
+                (usize::try_from(first).unwrap_or(usize::MAX), usize::try_from(all).unwrap_or(0))
+            }
+            _ => (0, out.shape[0]),
+        };
+        if rows.0.checked_add(out.shape[0]).is_none_or(|end| end > rows.1) {
+            return Err(invalid!("{} rows from {} on of {}", out.shape[0], rows.0, rows.1));
+        }
+        Ok(Self { out, rows, gradient, indices, padding: int_or(call, 3, -1)? })
     }
 }
 

@@ -64,11 +64,22 @@ fn look_up(
     Ok(())
 }
 
+/// A table's strides by the result's dimensions. The numbers' dimensions take the place of those
+/// that are looked up, `count` from `first` on, and are steps of none.
+fn strides(table: &View, first: usize, count: usize, out: &View) -> Vec<i64> {
+    let own = signed(&table.stride);
+    let (before, behind) = (&own[..first], &own[first + count..]);
+    let mut all = vec![0; out.shape.len()];
+    all[..first].copy_from_slice(before);
+    let end = all.len() - behind.len();
+    all[end..].copy_from_slice(behind);
+    all
+}
+
 /// Rows of a table: in the result the indices' dimensions take the place of the table's.
 fn rows(actions: &mut Actions, of: &index::Rows<'_>) -> Result<(), KernelError> {
     let (rank, dim) = (of.indices.shape.len(), of.dim);
-    let mut from = signed(&of.table.stride);
-    from.splice(dim..=dim, vec![0; rank]);
+    let from = strides(of.table, dim, 1, of.out);
     let mut places = vec![0; of.out.shape.len()];
     places[dim..dim + rank].copy_from_slice(&signed(&of.indices.stride));
     let numbers = [(of.indices, places, of.table.stride[dim] as i64, of.table.shape[dim])];
@@ -79,7 +90,8 @@ fn rows(actions: &mut Actions, of: &index::Rows<'_>) -> Result<(), KernelError> 
 const TABLE_ROWS: i64 = 16;
 
 fn embedding_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
-    let EmbeddingBackward { out, gradient, indices, padding } = EmbeddingBackward::new(call)?;
+    let EmbeddingBackward { out, rows: (first, all), gradient, indices, padding } =
+        EmbeddingBackward::new(call)?;
     let rank = indices.shape.len();
     let gradient = Row {
         view: Some(gradient),
@@ -92,7 +104,7 @@ fn embedding_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), Kern
     let mut p: Rows = params(actions, &indices.shape, out.shape[1] as i64, &rows)?;
     // A block finds its rows of the table by this.
     p.o[0].stride[0] = out.stride[0] as i64;
-    p.k = [padding, out.shape[0] as i64, 0, 0];
+    p.k = [padding, out.shape[0] as i64, first as i64, all as i64];
     let blocks = (out.shape[0] as i64 + TABLE_ROWS - 1) / TABLE_ROWS;
     actions.launch(Family::Index, "embedding_backward", blocks, [256, 1], &p);
     Ok(())
@@ -113,8 +125,7 @@ fn places(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let Some(Places { first, shape, indices }) = Places::new(call, table, &out.shape)? else {
         return copy(actions, out, table);
     };
-    let mut from = signed(&table.stride);
-    from.splice(first..first + indices.len(), vec![0; shape.len()]);
+    let from = strides(table, first, indices.len(), out);
     let mut numbers = Vec::new();
     for (d, (view, steps)) in (first..).zip(indices) {
         let mut stride = vec![0; out.shape.len()];

@@ -71,19 +71,18 @@ fn to_front(view: &View, dim: usize, count: usize) -> View {
 }
 
 fn embedding_backward(call: &Call<'_>) -> Result<(), KernelError> {
-    let EmbeddingBackward { out, gradient: grad, indices, padding } = EmbeddingBackward::new(call)?;
+    let EmbeddingBackward { out, rows: (first, all), gradient: grad, indices, padding } =
+        EmbeddingBackward::new(call)?;
     let rank = indices.shape.len();
     fill(out, 0.0)?;
     let (mut sums, mut more) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
     let (step, grad_step) = (out.stride[1], grad.stride[rank]);
-    each_index(indices, grad.stride[..rank].to_vec(), out.shape[0], |from, index| {
-        if index as i64 == padding {
-            return Ok(());
-        }
+    each_index(indices, grad.stride[..rank].to_vec(), all, |from, index| {
+        let row = index.checked_sub(first).filter(|row| *row < out.shape[0]);
+        let Some(row) = row.filter(|_| index as i64 != padding) else { return Ok(()) };
         for (first, n) in parts(out.shape[1]) {
-            let slot = at(out, index * out.stride[0] + first * step);
-            // SAFETY: the index is checked against the table, the part lies inside its row and the
-            // gradient's.
+            let slot = at(out, row * out.stride[0] + first * step);
+            // SAFETY: the row is one of `out`'s, the part lies inside it and the gradient's row.
             unsafe {
                 f32::load(out.dtype, slot, step, &mut sums[..n]);
                 f32::load(

@@ -151,8 +151,10 @@ fn channel_shuffle(call: &Call<'_>) -> Result<(), KernelError> {
     let split = |view: &View, first: [usize; 2]| {
         let mut view = view.clone();
         let step = view.stride[1];
-        view.shape.splice(1..2, [each, groups]);
-        view.stride.splice(1..2, first.map(|n| n * step));
+        view.shape[1] = each;
+        view.shape.insert(2, groups);
+        view.stride[1] = first[0] * step;
+        view.stride.insert(2, first[1] * step);
         view
     };
     copy(&split(out, [groups, 1]), &split(from, [1, each]))

@@ -215,6 +215,29 @@ fn refusals_are_errors() {
 }
 
 #[test]
+fn rows_of_an_embedding_s_gradient_are_those_of_the_whole() {
+    let gradient = ramp(&[9, 2], 0.3);
+    let indices = Owned::new(Dtype::I64, &[9], &[1], 0);
+    for place in 0..9 {
+        // SAFETY: the storage has nine elements of the type.
+        unsafe { indices.view.data.cast::<i64>().add(place).write_unaligned(place as i64 * 3 % 5) };
+    }
+    let made = |rows: usize, of: Arg| {
+        let out = Owned::floats(&[rows, 2], &vec![7.0; rows * 2]);
+        let args = vec![tensor(&gradient), tensor(&indices), plain(of), plain(Arg::Int(3))];
+        bench("embedding_backward", args, &[&out], &[]).run().map(|()| out.to_vec())
+    };
+    let whole = made(5, Arg::Int(5)).unwrap();
+    assert!(whole.iter().filter(|x| **x == 0.0).count() == 2, "the padding row alone: {whole:?}");
+    let pieces = [(0, 2), (2, 2), (4, 1)];
+    let pieces = pieces.map(|(first, rows)| made(rows, Arg::Ints(vec![first, 5])).unwrap());
+    assert_eq!(pieces.concat(), whole);
+    for rows in [[4, 5], [-1, 5], [0, -5]] {
+        assert!(made(2, Arg::Ints(rows.to_vec())).is_err(), "{rows:?}");
+    }
+}
+
+#[test]
 fn empty_memory_is_zeroed_and_nothing_is_copied_for_nothing() {
     let out = ramp(&[3], 1.0);
     bench("empty_like", vec![tensor(&out)], &[&out], &[]).run().unwrap();
