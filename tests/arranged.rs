@@ -430,9 +430,11 @@ fn moved_and_split_operators_compute_the_same() {
          pieces too, {in_rows} with rows in pieces; {late} make a gradient late and are bounded; {refused} moves refused"
     );
     assert!(moved * 2 > met && split * 2 > met && refused > met, "the jobs are too easy");
-    assert!(late * 100 > met, "gradients are seldom made late");
     assert!(in_turn * 10 > met, "gradients are seldom made in pieces");
-    assert!(in_rows * 40 > met, "rows are seldom made in pieces");
+    // In few cases there may be none of what is rare.
+    let few = cases < 1_000;
+    assert!(few || late * 100 > met, "gradients are seldom made late");
+    assert!(few || in_rows * 40 > met, "rows are seldom made in pieces");
 }
 
 /// The file says the same.
