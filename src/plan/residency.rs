@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::load::Load;
+use crate::contract::Latency;
 use crate::job::{Graph, Replay};
 use crate::units::{OpId, TensorId};
 
@@ -338,6 +339,13 @@ impl<'a> Residencies<'a> {
     #[must_use]
     pub fn relieves(&self, tensor: TensorId, gap: usize, decision: Gap, slot: usize) -> bool {
         self.away(tensor, gap, decision).iter().any(|&(a, b)| a <= slot && slot < b)
+    }
+
+    /// How long all recomputes take, in nanoseconds.
+    #[must_use]
+    pub fn made_again(&self, latencies: &[Latency]) -> u64 {
+        let all = self.chains.values().flat_map(|chain| &chain.operators);
+        all.map(|id| latencies[id.index()].time.0.max(1)).sum()
     }
 
     /// The gap that ends with the use in slot `until`.

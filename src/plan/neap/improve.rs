@@ -128,6 +128,11 @@ struct Chosen<'a> {
 }
 
 impl Found<'_> {
+    /// The longest time that may be better.
+    const fn most(&self) -> u64 {
+        if self.key.0 { u64::MAX } else { self.key.1 }
+    }
+
     /// Becomes the first of the best, if that is better.
     fn keep_best(&mut self, all: Vec<Self>) {
         for found in all {
@@ -255,7 +260,7 @@ impl<'a, 'o> Search<'a, 'o> {
     }
 
     fn choose(&self, variant: Variant, rules: &[Rule]) -> Found<'a> {
-        self.choose_after(variant, rules, None)
+        self.timed(self.chosen(variant, rules.to_vec(), None), u64::MAX)
     }
 
     fn chooser<'s>(&'s self, variant: Variant, rules: &'s [Rule]) -> Chooser<'a, 's> {
@@ -279,27 +284,29 @@ impl<'a, 'o> Search<'a, 'o> {
         Chooser::new(residencies, setting)
     }
 
-    /// What comes of each of `count` starts. (In one piece: what runs on all cores is compiled anew
-    /// for every caller.)
+    /// What comes of each of `count` starts, where what takes longer than `most` does not count. (In
+    /// one piece: what runs on all cores is compiled anew for every caller.)
     fn choose_each<'s>(
         &self,
         count: usize,
+        most: u64,
         start: &(dyn Fn(usize) -> (Variant, Cow<'s, [Rule]>) + Sync),
     ) -> Vec<Found<'a>> {
         in_parallel(count, |at| {
             let (variant, rules) = start(at);
-            self.choose(variant, &rules)
+            self.timed(self.chosen(variant, rules.into_owned(), None), most)
         })
     }
 
-    /// As [`Self::choose`], after choices that were made before.
+    /// As [`Self::choose`], after choices that were made before, where what takes longer than `most`
+    /// does not count.
     fn choose_after(
         &self,
-        variant: Variant,
-        rules: &[Rule],
-        choices: Option<&[Choice]>,
+        (variant, rules): (Variant, &[Rule]),
+        choices: &[Choice],
+        most: u64,
     ) -> Found<'a> {
-        self.timed(self.chosen(variant, rules.to_vec(), choices))
+        self.timed(self.chosen(variant, rules.to_vec(), Some(choices)), most)
     }
 
     /// What the greedy chooses.
@@ -315,8 +322,9 @@ impl<'a, 'o> Search<'a, 'o> {
         Chosen { variant, rules, choices, residencies }
     }
 
-    /// What was chosen, with the instants at which copies run, and the time that it takes.
-    fn timed(&self, chosen: Chosen<'a>) -> Found<'a> {
+    /// What was chosen, with the instants at which copies run, and the time that it takes. Where that
+    /// is more than `most` however copies run, they stay as they are.
+    fn timed(&self, chosen: Chosen<'a>, most: u64) -> Found<'a> {
         let Given { latencies, link, target, .. } = *self.given;
         let Chosen { variant, rules, choices, mut residencies } = chosen;
         if self.options.drop {
@@ -329,10 +337,15 @@ impl<'a, 'o> Search<'a, 'o> {
         }
         let mut clock = clock::run(&residencies, latencies, link);
         let peak = residencies.load.peak().1;
-        if self.options.prefetch && peak <= target {
+        // Without any waiting.
+        let least = self.nominal.total + residencies.made_again(latencies);
+        if self.options.prefetch && peak <= target && least <= most {
             let mut best = prefetch::swaps(&residencies);
             for slack in [variant.slack, 33] {
                 for _ in 0..2 {
+                    if clock.total <= least {
+                        break;
+                    }
                     prefetch::fit(
                         &mut residencies,
                         &clock,
@@ -385,7 +398,9 @@ impl<'a, 'o> Search<'a, 'o> {
         });
         let lingering = lingering.into_iter().filter(|_| self.options.lingering);
         let variants: Vec<Variant> = streamed.into_iter().chain(lingering).collect();
-        best.keep_best(self.choose_each(variants.len(), &|at| (variants[at], none.into())));
+        best.keep_best(
+            self.choose_each(variants.len(), best.most(), &|at| (variants[at], none.into())),
+        );
     }
 
     /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps
@@ -419,7 +434,7 @@ impl<'a, 'o> Search<'a, 'o> {
                     return;
                 }
                 let count = Self::at_once(most).min(next.len());
-                let all = self.choose_each(count, &|at| (next[at].1, none.into()));
+                let all = self.choose_each(count, best.most(), &|at| (next[at].1, none.into()));
                 for ((at, variant), found) in next.into_iter().zip(all) {
                     self.left -= 1;
                     tried.push(variant);
@@ -466,7 +481,7 @@ impl<'a, 'o> Search<'a, 'o> {
             if next.is_empty() {
                 return;
             }
-            let all = self.choose_each(next.len(), &|at| {
+            let all = self.choose_each(next.len(), best.most(), &|at| {
                 let (tensor, swap) = next[at];
                 let mut rules = best.rules.clone();
                 rules[tensor.index()] = rules[tensor.index()].without(swap);

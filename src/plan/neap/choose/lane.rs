@@ -38,8 +38,9 @@ pub(super) struct Lane {
     bookings: Vec<Booking>,
     /// The numbers of the bookings, sorted by when they may begin.
     by_from: Vec<usize>,
-    /// The numbers of the bookings, sorted by when they must have ended.
-    by_until: Vec<usize>,
+    /// The bookings, sorted by when they must have ended: by that instant, where it is and its
+    /// number, side by side.
+    by_until: Vec<(u64, Window, usize)>,
     backwards: bool,
 }
 
@@ -109,8 +110,8 @@ impl Lane {
         self.bookings.push(Booking { of, from, until, start, length });
         let at = self.by_from.partition_point(|&n| self.bookings[n].from <= from);
         self.by_from.insert(at, number);
-        let at = self.by_until.partition_point(|&n| self.bookings[n].until <= until);
-        self.by_until.insert(at, number);
+        let at = self.by_until.partition_point(|due| due.0 <= until);
+        self.by_until.insert(at, (until, (start, start + length), number));
     }
 
     /// Room for a copy of this length within a window, where others make it. Those that are not
@@ -126,8 +127,8 @@ impl Lane {
             return None;
         }
         // What has begun, or is over, stays.
-        let ends = |b: &Booking| if b.start < from { b.start + b.length } else { from };
-        let mut now = self.bookings.iter().map(ends).max().unwrap_or(0).max(from);
+        let ends = |&(_, at, _): &(u64, Window, usize)| if at.0 < from { at.1 } else { from };
+        let mut now = self.due_after(from).iter().map(ends).max().unwrap_or(from).max(from);
         if !self.may_end_in_time(now, (from, until), length) {
             return None;
         }
@@ -177,13 +178,18 @@ impl Lane {
         }
     }
 
+    /// The bookings that need not have ended by an instant.
+    fn due_after(&self, instant: u64) -> &[(u64, Window, usize)] {
+        &self.by_until[self.by_until.partition_point(|due| due.0 <= instant)..]
+    }
+
     /// Whether all that must end by an instant can end by it, with a new copy and from `now` on, if
     /// all may begin at any time. Those that began before the new copy's window are over by then.
     fn may_end_in_time(&self, now: u64, (from, until): Window, length: u64) -> bool {
         let mut end = now;
         let mut new = Some(length);
-        for booking in self.by_until.iter().map(|&number| &self.bookings[number]) {
-            if booking.until > until
+        for &(due, at, _) in self.due_after(from) {
+            if due > until
                 && let Some(length) = new.take()
             {
                 end += length;
@@ -191,9 +197,9 @@ impl Lane {
                     return false;
                 }
             }
-            if booking.start >= from {
-                end += booking.length;
-                if new.is_none() && end > booking.until {
+            if at.0 >= from {
+                end += at.1 - at.0;
+                if new.is_none() && end > due {
                     return false;
                 }
             }
@@ -210,6 +216,10 @@ impl Lane {
             let length = booking.length;
             self.bookings[number].start = self.turned((start, start + length)).0;
             moved.extend(booking.of.map(|of| (of, start, length)));
+        }
+        for (_, at, number) in &mut self.by_until {
+            let Booking { start, length, .. } = self.bookings[*number];
+            *at = (start, start + length);
         }
         self.table = Timetable::default();
         for booking in &self.bookings {

@@ -48,7 +48,7 @@ pub fn clear<'a>(
             first.push(Choice { tensor, until, made, windows: None });
         }
         first.append(&mut choices);
-        let found = search.choose_after(warm.variant, &warm.rules, Some(&first));
+        let found = search.choose_after((warm.variant, &warm.rules), &first, u64::MAX);
         if !found.key.0 && best.as_ref().is_none_or(|best| found.key < best.key) {
             best = Some(found);
         }

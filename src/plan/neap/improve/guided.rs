@@ -99,10 +99,11 @@ impl<'a> Search<'a, '_> {
             let variant = Variant { recomputed: 0, dearest: false, shift: false, ..*variant };
             tried.choices.is_new(&(variant, choices.clone()))
         });
+        let most = best.most();
         let all: Vec<Mutex<Option<Chosen<'a>>>> = all.into_iter().map(Mutex::new).collect();
         let all = in_parallel(all.len(), |at| {
             let chosen = all[at].lock().unwrap_or_else(PoisonError::into_inner).take();
-            chosen.map(|chosen| self.timed(chosen))
+            chosen.map(|chosen| self.timed(chosen, most))
         });
         best.keep_best(all.into_iter().flatten().collect());
     }

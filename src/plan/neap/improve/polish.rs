@@ -149,7 +149,8 @@ pub fn polish(
     // Where tensors stay that were chosen at first, the load is higher.
     let start = Given { target: given[0].target.max(search.load(warm)), ..given[0] };
     search.given = &start;
-    let mut best = search.choose_after(warm.variant, &warm.rules, Some(&warm.choices));
+    let from = (warm.variant, &warm.rules[..]);
+    let mut best = search.choose_after(from, &warm.choices, u64::MAX);
     search.left =
         share(options.effort.saturating_mul(STEPS), OPERATORS.1, given[0].graph.operators.len());
     // As near to the second target as what comes of it can be placed.
@@ -158,7 +159,7 @@ pub fn polish(
     let raised: Vec<Given<'_>> = raised.map(|target| Given { target, ..given[1] }).collect();
     for raised in raised.iter().filter(|_| spread > 0 && !best.key.0) {
         let before = std::mem::replace(&mut search.given, raised);
-        let found = search.choose_after(warm.variant, &warm.rules, Some(&warm.choices));
+        let found = search.choose_after(from, &warm.choices, best.most());
         if found.key < best.key
             && let Some(verdict) = judge.look(&found.residencies)
         {
@@ -202,7 +203,7 @@ impl<'a> Search<'a, '_> {
         choices: &[Choice],
         judge: &J,
     ) -> Option<(Found<'a>, J::Verdict)> {
-        let found = self.choose_after(variant, &best.rules, Some(choices));
+        let found = self.choose_after((variant, &best.rules), choices, best.most());
         let quicker = found.key < best.key;
         let verdict = quicker.then(|| judge.look(&found.residencies)).flatten()?;
         Some((found, verdict))

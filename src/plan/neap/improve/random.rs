@@ -62,10 +62,12 @@ impl<'a> Search<'a, '_> {
         let mut from = best.clone();
         let (mut step, mut failed, mut last) = (0, 0, 0);
         while step < steps.min(last + END) && best.key.1 > enough {
-            let most = (steps - step).min(width() as u64);
+            let many = (steps - step).min(width() as u64);
             let trials: Vec<Trial> =
-                (step..step + most).map(|step| self.trial(&from, &none, step)).collect();
-            let all = self.choose_each(trials.len(), &|at| {
+                (step..step + many).map(|step| self.trial(&from, &none, step)).collect();
+            // What may be gone on from.
+            let most = from.most().saturating_add(from.key.1 / SLOWER);
+            let all = self.choose_each(trials.len(), most, &|at| {
                 (trials[at].variant, trials[at].rules.as_slice().into())
             });
             for (found, trial) in all.into_iter().zip(trials) {
