@@ -8,7 +8,7 @@
 //! runs backwards, so that they stay as late as they may.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 
 use crate::timetable::Timetable;
 use crate::units::TensorId;
@@ -41,6 +41,9 @@ pub(super) struct Lane {
     /// The bookings, sorted by when they must have ended: by that instant, where it is and its
     /// number, side by side.
     by_until: Vec<(u64, Window, usize)>,
+    /// Windows and lengths for which there was no room since the bookings last changed: most of
+    /// what is looked for is looked for again.
+    full: HashSet<(Window, u64)>,
     backwards: bool,
 }
 
@@ -63,6 +66,7 @@ impl Lane {
             bookings: Vec::new(),
             by_from: Vec::new(),
             by_until: Vec::new(),
+            full: HashSet::new(),
             backwards,
         }
     }
@@ -103,6 +107,7 @@ impl Lane {
     }
 
     fn add(&mut self, of: Option<Of>, window: Window, (start, length): (u64, u64)) {
+        self.full.clear();
         self.table.take(start, length);
         let (from, until) = self.turned(window);
         let (start, _) = self.turned((start, start + length));
@@ -112,6 +117,16 @@ impl Lane {
         self.by_from.insert(at, number);
         let at = self.by_until.partition_point(|due| due.0 <= until);
         self.by_until.insert(at, (until, (start, start + length), number));
+    }
+
+    /// Whether it is known that there is no room for a copy of this length within a window.
+    pub(super) fn is_full(&self, window: Window, length: u64) -> bool {
+        self.full.contains(&(window, length))
+    }
+
+    /// There is no room for such a copy, until the bookings change.
+    pub(super) fn note_full(&mut self, window: Window, length: u64) {
+        self.full.insert((window, length));
     }
 
     /// Room for a copy of this length within a window, where others make it. Those that are not
@@ -210,6 +225,7 @@ impl Lane {
     /// Moves what makes room, and returns what each of these copies is for, where it starts, and
     /// its length.
     pub(super) fn give(&mut self, room: Room) -> Vec<(Of, u64, u64)> {
+        self.full.clear();
         let mut moved = Vec::with_capacity(room.moved.len());
         for (number, start) in room.moved {
             let booking = self.bookings[number];

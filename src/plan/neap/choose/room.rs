@@ -31,7 +31,7 @@ impl Chooser<'_, '_> {
 
     /// Time for a copy of these bytes within a window: free time, or room that other copies make.
     pub(super) fn time_for(
-        &self,
+        &mut self,
         direction: Direction,
         window: Window,
         bytes: Bytes,
@@ -44,14 +44,19 @@ impl Chooser<'_, '_> {
             let alone = contended || !other.busy(start, start + length);
             alone.then_some(Time { start, length, room: None })
         };
-        let room = || {
-            let length = self.length(direction, bytes, true);
-            let movable = |of, window, at| self.movable(direction, of, window, at);
-            let room = own.room(window, length, movable)?;
-            Some(Time { start: room.start, length, room: Some(room) })
-        };
-        let shift = self.setting.variant.shift;
-        free(false).or_else(|| free(true)).or_else(|| if shift { room() } else { None })
+        if let Some(time) = free(false).or_else(|| free(true)) {
+            return Some(time);
+        }
+        let length = self.length(direction, bytes, true);
+        if !self.setting.variant.shift || own.is_full(window, length) {
+            return None;
+        }
+        let movable = |of, window, at| self.movable(direction, of, window, at);
+        let room = own.room(window, length, movable);
+        if room.is_none() {
+            self.lane(direction).note_full(window, length);
+        }
+        room.map(|room| Time { start: room.start, length, room: Some(room) })
     }
 
     /// Takes the time for a copy, and moves those that make room.
