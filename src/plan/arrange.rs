@@ -24,6 +24,7 @@ use crate::job::arrange::{Arrangement, Moved, Pieces, arrange, splittable};
 use crate::job::liveness::Liveness;
 use crate::job::optimizer::is_update;
 use crate::job::{Graph, Operator, Role};
+use crate::neap;
 use crate::parallel::in_parallel;
 use crate::sim::reserved::Framework;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
@@ -38,6 +39,12 @@ const PIECE: u64 = 32 << 20;
 /// the mean of all, and none is slower.
 const LONG: u64 = 24;
 const FINEST: u64 = 4 << 20;
+
+/// Above the usual effort, plans with this many times less are made too. Four times the usual
+/// effort alone made 12 of 27 plans quicker, and 7 slower, by up to 1.8 % (27 graphs on an a6000 at
+/// 60 % of the peak). Where nothing may be swapped steps are quick, and this many times as many are
+/// usual: GPT-2 at 80 % takes 1.004 of the unplanned time then, and 1.023 with no more than that.
+const MORE: u32 = 4;
 
 /// A plan, and the graph that it refers to where that is not the request's.
 #[derive(Clone, Debug)]
@@ -112,7 +119,8 @@ fn part(whole: Nanos, elements: u64, all: u64, overhead: u64) -> Nanos {
 /// Plans the job in the framework's order and in another, as far as the planner's switches allow;
 /// otherwise as [`budget::make_for`]. Where the other order's peak is much lower, the framework's
 /// is planned only if the other one can't be. For a framework's allocator other pieces are planned
-/// too.
+/// too. With much effort the plans with less are made too, since a search that goes on for longer
+/// may end elsewhere, and the quickest is taken.
 ///
 /// # Errors
 /// As [`budget::make_for`], for the framework's order, when no order can be planned.
@@ -120,6 +128,25 @@ pub fn make_for(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Arranged, PlanError> {
+    let Method::Neap(options) = &request.method else { return make_once(request, framework) };
+    let unplanned = request.unplanned();
+    let times = if options.swap { 1 } else { MORE };
+    let most = options.effort.saturating_mul(times);
+    let mut effort = most.min(neap::EFFORT);
+    let with = |effort| {
+        let method = Method::Neap(neap::Options { effort, ..options.clone() });
+        make_once(&Request { method, ..request.clone() }, framework)
+    };
+    let mut made = with(effort);
+    while effort < most && time(&made).is_none_or(|time| time > unplanned) {
+        effort = most.min(effort.saturating_mul(MORE));
+        made = quicker(made, with(effort));
+    }
+    made
+}
+
+/// With the effort that is asked for alone.
+fn make_once(request: &Request<'_>, framework: Option<&Framework>) -> Result<Arranged, PlanError> {
     match framework {
         Some(framework) => for_allocator(request, framework),
         None => in_all_orders(request, None),
@@ -502,7 +529,7 @@ pub fn pieces(graph: &Graph, bytes: u64) -> Vec<Pieces> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{exact, neap};
+    use crate::exact;
 
     #[test]
     fn pieces_are_finer_where_the_link_takes_long_for_one() {

@@ -284,8 +284,8 @@ impl<'a, 'o> Search<'a, 'o> {
         Chooser::new(residencies, setting)
     }
 
-    /// What comes of each of `count` starts, where what takes longer than `most` does not count. (In
-    /// one piece: what runs on all cores is compiled anew for every caller.)
+    /// What comes of each of `count` starts; what takes longer than `most` does not count. (In one
+    /// piece: what runs on all cores is compiled anew for every caller.)
     fn choose_each<'s>(
         &self,
         count: usize,
@@ -298,8 +298,8 @@ impl<'a, 'o> Search<'a, 'o> {
         })
     }
 
-    /// As [`Self::choose`], after choices that were made before, where what takes longer than `most`
-    /// does not count.
+    /// As [`Self::choose`], after choices that were made before; what takes longer than `most` does
+    /// not count.
     fn choose_after(
         &self,
         (variant, rules): (Variant, &[Rule]),
@@ -322,7 +322,7 @@ impl<'a, 'o> Search<'a, 'o> {
         Chosen { variant, rules, choices, residencies }
     }
 
-    /// What was chosen, with the instants at which copies run, and the time that it takes. Where that
+    /// What was chosen, with the instants at which copies run, and the time that it takes. If that
     /// is more than `most` however copies run, they stay as they are.
     fn timed(&self, chosen: Chosen<'a>, most: u64) -> Found<'a> {
         let Given { latencies, link, target, .. } = *self.given;
