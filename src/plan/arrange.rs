@@ -138,8 +138,10 @@ pub fn make_for(
         make_once(&Request { method, ..request.clone() }, framework)
     };
     let mut made = with(effort);
-    while effort < most && time(&made).is_none_or(|time| time > unplanned) {
-        effort = most.min(effort.saturating_mul(MORE));
+    // What is refused is seldom met with more.
+    let limit = if made.is_ok() { most } else { options.effort };
+    while effort < limit && time(&made).is_none_or(|time| time > unplanned) {
+        effort = limit.min(effort.saturating_mul(MORE));
         made = quicker(made, with(effort));
     }
     made
