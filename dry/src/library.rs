@@ -171,6 +171,37 @@ fn convolution() -> usize {
     config().cudnn_workspace_bytes as usize
 }
 
+/// PyTorch allocates the memory in which cuBLAS works: which blocks those are is seen here alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasSetWorkspace_v2(_h: Handle, at: *const c_void, _bytes: usize) -> Status {
+    crate::watch::note_workspace(at);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtMatmul(
+    _handle: usize,
+    _operation: usize,
+    _alpha: usize,
+    _a: usize,
+    _a_layout: usize,
+    _b: usize,
+    _b_layout: usize,
+    _beta: usize,
+    _c: usize,
+    _c_layout: usize,
+    _d: usize,
+    _d_layout: usize,
+    _algorithm: usize,
+    workspace: *const c_void,
+    _bytes: usize,
+    _stream: usize,
+) -> Status {
+    crate::launch::tick();
+    crate::watch::note_workspace(workspace);
+    SUCCESS
+}
+
 /// One algorithm, without a workspace.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(

@@ -6,7 +6,7 @@
 //! is never taken under the allocator's, so two threads can't wait for each other.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,6 +34,14 @@ pub struct Allocation {
 pub struct Allocations {
     all: Vec<Allocation>,
     living: HashMap<u64, u32>,
+    /// Those that cuBLAS was given as its workspace.
+    workspaces: BTreeSet<u32>,
+}
+
+impl Allocations {
+    fn note_workspace(&mut self, at: u64) {
+        self.workspaces.extend(self.living.get(&at));
+    }
 }
 
 /// Where no callback said where an allocation comes from.
@@ -74,6 +82,26 @@ pub unsafe extern "C" fn neap_dry_all_allocations(out: *mut Allocation, room: u6
         // SAFETY: the caller has room for as many.
         unsafe { std::ptr::copy_nonoverlapping(s.allocations.all.as_ptr(), out, many) };
         many as u64
+    })
+}
+
+/// Notes that cuBLAS works in the block at an address.
+pub fn note_workspace(at: *const c_void) {
+    if !at.is_null() {
+        with(|s| s.allocations.note_workspace(at as u64));
+    }
+}
+
+/// Copies the numbers of the first `room` allocations that cuBLAS was given as its workspace, in
+/// order, to `out`; how many there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn neap_dry_workspace_allocations(out: *mut u64, room: u64) -> u64 {
+    with(|s| {
+        for (i, number) in s.allocations.workspaces.iter().take(room as usize).enumerate() {
+            // SAFETY: the caller has room for as many.
+            unsafe { out.add(i).write(u64::from(*number)) };
+        }
+        s.allocations.workspaces.len() as u64
     })
 }
 

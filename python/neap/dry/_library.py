@@ -21,6 +21,7 @@ class Library:
             ("allocations", ctypes.c_uint64, []),
             ("allocation_at", ctypes.c_int64, [ctypes.c_uint64]),
             ("all_allocations", ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_uint64]),
+            ("workspace_allocations", ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_uint64]),
             ("take_peak", ctypes.c_uint64, [ctypes.c_int]),
             ("flush", None, []),
         ):
@@ -69,6 +70,13 @@ class Library:
         many = self._library.neap_dry_all_allocations(buffer, room)
         rows = struct.iter_unpack("<QII", memoryview(buffer)[: 16 * many])
         return [(place, device) for _, place, device in rows]
+
+    def workspace_allocations(self) -> set[int]:
+        """The numbers of the allocations that cuBLAS was given as its workspace."""
+        room = int(self._library.neap_dry_workspace_allocations(None, 0))
+        numbers = (ctypes.c_uint64 * room)()
+        self._library.neap_dry_workspace_allocations(numbers, room)
+        return set(numbers)
 
     def take_peak(self, device: int) -> int:
         """The most bytes that a device had given out since the last call."""
