@@ -20,7 +20,7 @@ def fit(
     device: str = "a6000",
     verbose: bool = True,
     recompute: bool = True,
-    enforce: bool = True,
+    strict: bool = False,
     early_updates: bool = False,
 ) -> Fit:
     """Lets a training loop run within ``budget`` bytes of device memory. Call it once, before the
@@ -40,7 +40,9 @@ def fit(
             ``neap device list`` shows, or a ``*.device.json``.
         verbose: whether to say on stderr when planning begins and when the plan acts.
         recompute: whether calls of modules and operators may run again in backward.
-        enforce: whether PyTorch may not reserve more than the budget while the plan acts.
+        strict: whether PyTorch may not reserve more than the budget while the plan acts. Otherwise
+            what has no plan (an evaluation, memory that the script keeps later) may, where the
+            device has room; a share of a GPU always binds.
         early_updates: whether each parameter may be updated inside backward as soon as its
             gradient is complete, which is then freed. Only for a loop that takes the step after
             each backward and does not look at gradients; what can be seen of anything else is
@@ -56,7 +58,7 @@ def fit(
         device,
         say_on_stderr(verbose),
         recompute=recompute,
-        enforce=enforce,
+        strict=strict,
         early_updates=early_updates,
     )
 
@@ -66,12 +68,12 @@ def apply(
     optimizer: Optimizer | Sequence[Optimizer],
     plan: str | os.PathLike[str] | Schedule,
     verbose: bool = True,
-    enforce: bool = True,
+    strict: bool = False,
 ) -> Fit:
     """Lets a training loop run by a plan that was made before, from the first iteration on.
 
     Args:
-        model, optimizer, verbose, enforce: as for :func:`fit`.
+        model, optimizer, verbose, strict: as for :func:`fit`.
         plan: what ``neap torch --save-plan FILE`` wrote, or a schedule.
 
     Raises:
@@ -84,7 +86,7 @@ def apply(
         max(schedule.budget_bytes, 1),
         "",
         say_on_stderr(verbose),
-        enforce=enforce,
+        strict=strict,
         schedule=schedule,
     )
 

@@ -146,19 +146,24 @@ class Enforcement:
 
     Args:
         device: the type of the device; nothing happens on the CPU.
-        enforce: whether reserving more than the budget is refused while a plan acts.
+        strict: whether reserving more than the budget is refused while a plan acts. Without it,
+            what a plan does not cover may go beyond the budget where the device has room.
     """
 
-    def __init__(self, device: str, enforce: bool) -> None:
+    def __init__(self, device: str, strict: bool) -> None:
         self.device = device
-        self._enforce = enforce
+        self._strict = strict
+        self.beyond = 0
+        """How often, since a plan acts, more was reserved by what the plan does not cover."""
         self._layouts: set[int] = set()
         """Hashes of the memory's layouts that were seen."""
         self._budget: int | None = None
         self._capped = False
         self._retries = 0
         self._strayed = (0, 0)
-        """The most bytes given out and reserved in iterations that did not run by the plan."""
+        """The most bytes given out and reserved by what did not run by the plan."""
+        self._mark = (0, 0)
+        """The most bytes given out and reserved when the last iteration by the plan ended."""
 
     @property
     def _on(self) -> bool:
@@ -178,17 +183,32 @@ class Enforcement:
 
     @property
     def strayed_reserved(self) -> int:
-        """The most bytes reserved since :meth:`restart` by iterations that did not run by the plan
-        and reserved more than it may.
+        """The most bytes reserved since :meth:`restart` by what did not run by the plan and
+        reserved more than it may.
         """
         return self._strayed[1]
 
+    def mark(self) -> None:
+        """An iteration by the plan has ended."""
+        self._mark = self._statistic("allocated_bytes.all.peak"), self.peak_reserved()
+
+    def grew(self) -> bool:
+        """Whether more was given out and reserved since :meth:`mark` than ever before it. The
+        beginning of an iteration gives out less than its end.
+        """
+        allocated, reserved = self._mark
+        return (
+            self.peak_reserved() > reserved
+            and self._statistic("allocated_bytes.all.peak") > allocated
+        )
+
     def give_back(self, most: int) -> bool:
-        """After an iteration that did not run by the plan: gives back what the allocator keeps, if
-        it reserved more than ``most`` bytes, and measures anew; whether it did.
+        """After what did not run by the plan: gives back what the allocator keeps, if it reserved
+        more than ``most`` bytes, and measures anew; whether it did.
         """
         if not self._on or self.peak_reserved() <= most:
             return False
+        self.beyond += 1
         self._strayed = self.peaks()
         self._empty()
         return True
@@ -250,6 +270,7 @@ class Enforcement:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._layouts.clear()
+        self._mark = (0, 0)
 
     def begin(self, budget: int) -> None:
         """From now on no more than ``budget`` bytes may be reserved."""
@@ -258,7 +279,7 @@ class Enforcement:
 
     def apply(self) -> None:
         """Enforces the budget, if one acts."""
-        if self._capped or self._budget is None or not self._enforce or not self._on:
+        if self._capped or self._budget is None or not self._strict or not self._on:
             return
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         if self._budget < total and self._statistic("reserved_bytes.all.current") <= self._budget:

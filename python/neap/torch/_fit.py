@@ -61,7 +61,7 @@ class Fit:
         say: Callable[[str], None],
         attempts: int = _ATTEMPTS,
         recompute: bool = True,
-        enforce: bool = True,
+        strict: bool = False,
         schedule: Schedule | None = None,
         save_plan: str | os.PathLike[str] | None = None,
         timeline: str | os.PathLike[str] | None = None,
@@ -103,9 +103,9 @@ class Fit:
         self._former: tuple[Schedule, Planner] | None = None
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
-        self.enforcement = Enforcement(self.device, enforce)
+        self.enforcement = Enforcement(self.device, strict or share is not None)
         self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
-        self.runtime.differs, self.runtime.saves = self.enforcement.lift, self._first.saves
+        self.runtime.differs, self.runtime.saves = self.enforcement.lift, self._saves
         asked = parse_budget(budget)
         self.search = Search(self.enforcement, self.runtime, self._report, say, asked)
         if self._off:
@@ -284,6 +284,12 @@ class Fit:
         self._optimizers.clear()
         self.search.planner = None
         gc.collect()  # What was recorded refers to the optimizers, in cycles.
+
+    def _saves(self) -> None:
+        """The first tensor of an iteration by the plan is saved."""
+        self._first.saves()
+        if self.schedule is not None:
+            self.search.begins(self.schedule)
 
     def _ended(self) -> None:
         self._steps += 1

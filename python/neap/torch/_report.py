@@ -44,7 +44,7 @@ _OVER = (
 _UNSEEN = "no iteration ran by the last plan, so what the allocator reserves for it is not known"
 _LOOKING = "the plan was not yet final, so later iterations might have reserved more"
 _TRIED = "plans that were tried before reserved more than the budget: up to "
-_STRAYED = "iterations that did not run by the plan reserved more than the budget: up to "
+_STRAYED = "what did not run by the plan reserved more than the budget: up to "
 
 
 @dataclass
@@ -54,8 +54,8 @@ class Report:
     Attributes:
         planned: iterations that ran by the plan from beginning to end.
         unplanned: iterations that ran without it, by reason.
-        met: whether the plan's peak and what the allocator reserves beyond it fit the budget;
-            false on a device before an iteration has run by the plan.
+        met: whether nothing reserved more than the budget since the plan acts; false on a device
+            before an iteration has run by the plan.
         margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
             what it gives out.
         trims: points of an iteration at which the allocator may give back free memory.
@@ -73,6 +73,7 @@ class Report:
         early_updates: updates of parameters that ran inside backward.
         iteration_s: measured seconds of a planned iteration, the median.
         link_bytes_per_s: measured rates of copies, by direction.
+        beyond: how often what did not run by the plan reserved more than the budget.
         replans: how often the plan was made anew, and why.
         excluded: calls that can't be run again, by reason.
     """
@@ -107,6 +108,7 @@ class Report:
     early_updates: int = 0
     iteration_s: float = 0.0
     link_bytes_per_s: dict[str, int] = field(default_factory=dict)
+    beyond: int = 0
     replans: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     excluded: dict[str, int] = field(default_factory=dict)
@@ -128,7 +130,7 @@ class Report:
             tried: iterations that ran by it since the allocator is measured for it.
             settled: whether it stays.
             fits: whether these iterations kept to the budget.
-            strayed: the most bytes reserved by iterations that did not run by it.
+            strayed: the most bytes reserved by what did not run by it.
             before: the most bytes reserved by plans before it.
         """
         known = (_UNSEEN, _LOOKING, _STRAYED, _TRIED)
@@ -141,7 +143,9 @@ class Report:
         if before > self.budget_bytes:
             self.notes.append(_TRIED + size(before))
         if strayed > self.budget_bytes:
-            self.notes.append(_STRAYED + size(strayed))
+            self.met = False
+            times = "once" if self.beyond == 1 else f"{self.beyond} times"
+            self.notes.append(f"{_STRAYED}{size(strayed)}; {times}")
 
     def __str__(self) -> str:
         if not self.planned and not self.unplanned:

@@ -113,7 +113,7 @@ def install() -> Script | None:
             asked("NEAP_TORCH_DEVICE") or "a6000",
             say if rank() == 0 else _silent,
             recompute=asked("NEAP_TORCH_RECOMPUTE") != "0",
-            enforce=asked("NEAP_TORCH_ENFORCE") != "0",
+            strict=asked("NEAP_TORCH_STRICT") == "1",
             schedule=schedule,
             save_plan=(asked("NEAP_TORCH_SAVE_PLAN") or None) if rank() == 0 else None,
             timeline=(asked("NEAP_TORCH_TIMELINE") or None) if rank() == 0 else None,

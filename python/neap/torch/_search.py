@@ -115,6 +115,7 @@ class Search:
     def ran(self, schedule: Schedule) -> Schedule | None:
         """After an iteration that ran by the plan."""
         self._tried += 1
+        self._enforcement.mark()
         if not self.settled:
             return self._look(schedule)
         if self._fitted and self._misses(schedule):
@@ -137,8 +138,25 @@ class Search:
         """After an iteration that did not run by the plan: what it reserved beyond the budget goes
         back, and is not taken for what the plan needs.
         """
-        if self._enforcement.give_back(schedule.limit):
-            self._tried = 0
+        self._beyond(schedule)
+
+    def begins(self, schedule: Schedule) -> None:
+        """At the first saved tensor of an iteration: the same for what ran since the last one, such
+        as an evaluation without gradients.
+        """
+        if self._enforcement.grew():
+            self._beyond(schedule)
+
+    def _beyond(self, schedule: Schedule) -> None:
+        before = self._enforcement.strayed_reserved
+        if not self._enforcement.give_back(schedule.limit):
+            return
+        self._tried = 0
+        if before <= schedule.limit:
+            self._say(
+                f"neap: {self._enforcement.strayed_reserved} bytes were reserved by what the plan "
+                f"does not cover, more than the budget of {schedule.budget_bytes}; --strict refuses"
+            )
 
     def for_another_budget(self, why: str) -> Schedule | None:
         """A plan for the budget as it is now: the margin that was found belongs to the last one."""
@@ -147,11 +165,13 @@ class Search:
 
     def report(self, schedule: Schedule) -> None:
         """Puts into the report what is known of the plan that acts."""
+        self.begins(schedule)  # What ran since the last iteration counts too.
         allocated, reserved = self._enforcement.peaks()
         report = self._report
         report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
         if reserved:
             fits, strayed = self._over(schedule) <= 0, self._enforcement.strayed_reserved
+            report.beyond = self._enforcement.beyond
             report.say_what_is_known(self._tried, self.settled, fits, strayed, self._before)
         if not self._tried and not self.settled:
             # What lies on the device between iterations says nothing of the plan.
@@ -277,9 +297,10 @@ class Search:
         return self._enforcement.peak_reserved() - schedule.budget_bytes
 
     def _misses(self, schedule: Schedule) -> bool:
-        """Whether a plan that fitted does so no more: free memory lies elsewhere each time."""
-        over = bool(schedule.trims) and self._over(schedule) > 0
-        return over or self._enforcement.retries() > 0
+        """Whether a plan that fitted does so no more: free memory lies elsewhere each time, or the
+        script keeps more than it did.
+        """
+        return self._over(schedule) > 0 or self._enforcement.retries() > 0
 
     def _measure(self, schedule: Schedule) -> None:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
@@ -293,7 +314,7 @@ class Search:
         self._runtime.growth = None if self.settled else self._enforcement.growth(schedule.limit)
 
     def _settle(self, schedule: Schedule, fits: bool) -> None:
-        """The plan stays; if it fits, the budget binds from now on."""
+        """The plan stays; if it fits, a strict budget binds from now on."""
         self._end()
         # On a device it is met though its margin was not left free; a CPU measures nothing.
         if self._enforcement.peak_reserved():

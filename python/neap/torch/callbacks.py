@@ -17,7 +17,7 @@ class _Fitting:
     """What both callbacks share: a fit from the beginning of training to its end.
 
     Args:
-        budget, device, verbose, recompute, enforce: as for :func:`neap.torch.fit`.
+        budget, device, verbose, recompute, strict: as for :func:`neap.torch.fit`.
         plan: as for :func:`neap.torch.apply`, in place of a budget.
     """
 
@@ -26,7 +26,7 @@ class _Fitting:
     plan: str | os.PathLike[str] | None = None
     verbose: bool = True
     recompute: bool = True
-    enforce: bool = True
+    strict: bool = False
     _report: Report | None = field(default=None, init=False)
     _fit: Fit | None = field(default=None, init=False)
 
@@ -42,7 +42,7 @@ class _Fitting:
             self.device,
             say_on_stderr(self.verbose),
             recompute=self.recompute,
-            enforce=self.enforce,
+            strict=self.strict,
             schedule=schedule,
         )
 
@@ -81,7 +81,7 @@ def for_transformers(budget: str | int = "100%", **asked: Any) -> Any:
     Args:
         budget: bytes (``12GiB``) that PyTorch may reserve, or a share of the unplanned peak
             (``60%``).
-        asked: ``device``, ``verbose``, ``recompute`` and ``enforce`` as for
+        asked: ``device``, ``verbose``, ``recompute`` and ``strict`` as for
             :func:`neap.torch.fit`, or ``plan=`` as for :func:`neap.torch.apply`.
 
     Raises:

@@ -217,7 +217,7 @@ fn environment(
     command.env("NEAP_TORCH_DEVICE", device);
     command.env("NEAP_TORCH_DIR", scratch);
     command.env("NEAP_TORCH_RECOMPUTE", if flags.no_recompute { "0" } else { "1" });
-    command.env("NEAP_TORCH_ENFORCE", if flags.no_enforce { "0" } else { "1" });
+    command.env("NEAP_TORCH_STRICT", if flags.strict { "1" } else { "0" });
     command.env("NEAP_TORCH_EARLY", if flags.early_updates { "1" } else { "0" });
     command.env("NEAP_TORCH_CACHE", if flags.no_cache { "0" } else { "1" });
     if env::var_os("NEAP").is_none() {

@@ -51,9 +51,11 @@ pub struct Flags {
     /// gradients.
     #[arg(long)]
     pub early_updates: bool,
-    /// Let PyTorch reserve more than the budget where the plan falls short.
+    /// Refuse what would reserve more than the budget, with PyTorch's OutOfMemoryError. Without
+    /// it, what has no plan, such as an evaluation, may where the device has room. A share of a
+    /// server always binds.
     #[arg(long)]
-    pub no_enforce: bool,
+    pub strict: bool,
     /// Make every plan anew in place of taking it from the cache.
     #[arg(long)]
     pub no_cache: bool,
