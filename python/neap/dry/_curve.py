@@ -122,8 +122,7 @@ class Curve:
             self.ids[device, entry["addr"]] = number
             self.sizes[number] = blocks(entry["size"])
             self.standing[device] = self.standing.get(device, 0) + self.sizes[number]
-            if self.memory.frozen is None or number < self.memory.frozen:
-                self._peak(device, number)
+            self._peak(device, number)
             self._event += 1
             return f"a,{number},{entry['size']},{entry.get('stream', 0)},{device}\n"
         elif action == "free_completed" and (device, entry["addr"]) in self.ids:

@@ -42,8 +42,6 @@ class Memory:
         """Where phases begin: allocations before it, steps, phase."""
         self.emptied: set[int] = set()
         """Allocations before each call of ``torch.cuda.empty_cache``."""
-        self.frozen: int | None = None
-        """Allocations from this one on are recording's, not the script's."""
         self.history = False
         """Whether PyTorch keeps one."""
         self._numbers: dict[Place, int] = {}
@@ -51,7 +49,6 @@ class Memory:
         self._began = False
         self._modules: list[tuple[int, str]] = []
         self._peaks: dict[int, list[int]] = {}
-        self._frozen_peaks: dict[int, list[int]] | None = None
         self._given: dict[str, int] = {}
         """The most that the first device had given out, by phase."""
 
@@ -218,13 +215,6 @@ class Memory:
             kept = self._peaks.setdefault(device, [0, 0])
             self._peaks[device] = [max(a, b) for a, b in zip(kept, found)]
 
-    def freeze(self) -> None:
-        """What comes now is not the script's alone and does not count."""
-        if self.frozen is None:
-            self.keep_peaks()
-            self.frozen = self._count()
-            self._frozen_peaks = {k: list(v) for k, v in self._peaks.items()}
-
     # -- at the end
 
     def devices(self) -> list[dict[str, int]]:
@@ -234,9 +224,8 @@ class Memory:
             # PyTorch goes around its own allocator (PYTORCH_NO_CUDA_MEMORY_CACHING).
             self.history = False
             self.keep_peaks()
-        peaks = self._frozen_peaks if self._frozen_peaks is not None else self._peaks
         found = []
-        for device, (reserved, allocated) in sorted(peaks.items()):
+        for device, (reserved, allocated) in sorted(self._peaks.items()):
             try:
                 statistics = torch.cuda.memory_stats(device)
             except RuntimeError:

@@ -87,7 +87,6 @@ class Session:
                 done=self._record_done,
                 failed=self._record_failed,
                 name=os.path.splitext(os.path.basename(sys.argv[0] or "job"))[0] or "job",
-                began=self.memory.freeze,
             )
         self.watch.after_step.append(self._stepped)  # After the recording, which may end now.
         if not self.asked.allow_writes:
@@ -132,6 +131,7 @@ class Session:
         form = _form.graph(found)
         _form.write(form, self.asked.record)
         self.recorded = {
+            "began": True,
             "path": self.asked.record,
             "step": self.steps + 1,
             "operators": len(form["operators"]),
@@ -141,7 +141,7 @@ class Session:
         }
 
     def _record_failed(self, why: str) -> None:
-        self.recorded = {"error": why}
+        self.recorded = {"began": True, "error": why}
 
     # -- the end
 
@@ -194,8 +194,9 @@ class Session:
             self._recording.close()
             if self.recorded is None:
                 self.recorded = {
+                    "began": self._recording.recorder is not None,
                     "error": f"the script took {self.steps} optimizer steps; "
-                    f"recording needs {(self.asked.steps or 1) + 2}"
+                    f"recording needs {(self.asked.steps or 1) + 2}",
                 }
         form: dict[str, Any] = {
             "pid": self.process,

@@ -81,7 +81,6 @@ class ScriptRecording:
         after: how many optimizer steps to let pass first; at least one, so that the states exist.
         done: called with the finished iteration.
         failed: called with a sentence if there is nothing to record.
-        began: called when recording begins.
     """
 
     def __init__(
@@ -91,9 +90,7 @@ class ScriptRecording:
         done: Callable[[_graph.Iteration], None],
         failed: Callable[[str], None],
         name: str = "job",
-        began: Callable[[], None] | None = None,
     ) -> None:
-        self._began = began
         self.watch = watch
         self.recorder: Recorder | None = None
         self._after = max(1, after)
@@ -121,8 +118,6 @@ class ScriptRecording:
         if self._steps == self._after:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             device = parameters[0].device.type if parameters else "cpu"
-            if self._began is not None:
-                self._began()
             self.recorder = Recorder(device, self.watch)
             self.recorder.start([optimizer])
         elif self._steps == self._after + 1 and self.recorder is not None:

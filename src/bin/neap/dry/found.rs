@@ -174,6 +174,8 @@ pub struct DataDependent {
 pub struct Recorded {
     pub path: Option<String>,
     pub step: Option<u64>,
+    /// Whether it watched a step.
+    pub began: bool,
     pub error: Option<String>,
 }
 

@@ -12,6 +12,9 @@ use crate::output::note;
 /// The lines of the script, or functions, that are printed of each kind.
 const LINES: usize = 12;
 
+/// Why a script that did not run to its end gets no verdict.
+const UNKNOWN: &str = "What it takes from there on is not known, so there is no verdict";
+
 /// How far the figures hold, given that every value on the device is 0.
 pub struct Certainty {
     word: &'static str,
@@ -23,6 +26,8 @@ pub struct Certainty {
     late: Bytes,
     /// Libraries whose own memory is not seen.
     unseen: usize,
+    /// Some steps ran under `--record`, which makes and keeps a few tensors of its own.
+    recorded: bool,
 }
 
 impl Certainty {
@@ -46,6 +51,7 @@ impl Certainty {
             without_workspaces: unknown_workspaces(flags, &log) > 0,
             late: process.late_bucket_bytes,
             unseen: log.foreign.len(),
+            recorded: process.recorded.as_ref().is_some_and(|r| r.began),
         }
     }
 }
@@ -58,6 +64,9 @@ impl fmt::Display for Certainty {
         }
         if self.unseen > 0 {
             f.write_str(", what the libraries with a CUDA runtime of their own take aside")?;
+        }
+        if self.recorded {
+            f.write_str(", what recording adds to two steps aside")?;
         }
         if self.late > Bytes::ZERO {
             write!(f, ", but up to {} more while DDP replaces its first buckets", self.late)?;
@@ -127,11 +136,12 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
                 ));
                 return;
             }
-            note(&format!("error: the script failed by itself: {why}{zero}"));
+            note(&format!("error: the script failed by itself: {why}{zero}. {UNKNOWN}"));
         }
         Outcome::Stopped => {
             let place = process.exception.as_ref().map_or(String::new(), place);
-            note(&format!("error: interrupted{place} before the script ended{}", zero(process)));
+            let zero = zero(process);
+            note(&format!("error: interrupted{place} before the script ended{zero}. {UNKNOWN}"));
         }
     }
 }

@@ -49,6 +49,11 @@ impl Outcome {
             Self::Stopped => "interrupted",
         }
     }
+
+    /// Whether the script ran as far as the device let it.
+    pub const fn is_whole(self) -> bool {
+        matches!(self, Self::Fits | Self::OutOfMemory)
+    }
 }
 
 /// A run to report.
@@ -80,11 +85,12 @@ pub fn report(
     if let Some(to) = &flags.events {
         write_events(found, process, to)?;
     }
-    // After an out-of-memory error the requests end early: those of the second run go on.
-    let whole = if outcome == Outcome::OutOfMemory {
-        again.and_then(|a| Some((&a.found, a.found.main()?)))
-    } else {
-        Some((found, process))
+    // After an out-of-memory error the requests end early: those of the second run go on. Of a
+    // script that failed otherwise no run shows what it takes, so there is nothing to judge.
+    let whole = match outcome {
+        Outcome::Fits => Some((found, process)),
+        Outcome::OutOfMemory => again.and_then(|a| Some((&a.found, a.found.main()?))),
+        Outcome::Failed | Outcome::Stopped => None,
     };
     let requests = whole.and_then(|(found, process)| requests(found, process));
     let config = process.allocator_settings();
@@ -110,7 +116,7 @@ pub fn report(
         output::json(&form)?;
     } else {
         for process in &found.processes {
-            output::data(&peaks(profile, process, found.processes.len() > 1))?;
+            output::data(&peaks(profile, process, found.processes.len() > 1, outcome.is_whole()))?;
         }
         details(process)?;
         if !verdicts.is_empty() {
@@ -244,8 +250,9 @@ fn verdicts(requests: &[Request], config: &Config, ran_on: &Profile) -> Vec<Verd
     all
 }
 
-/// One process's peaks.
-fn peaks(profile: &Profile, process: &Process, several: bool) -> String {
+/// One process's peaks, of the whole run or of what came before it failed.
+fn peaks(profile: &Profile, process: &Process, several: bool, whole: bool) -> String {
+    let so_far = if whole { "" } else { " so far" };
     let mut table = Table::new(&[
         ("", Side::Left),
         ("reserved", Side::Right),
@@ -265,7 +272,7 @@ fn peaks(profile: &Profile, process: &Process, several: bool) -> String {
     for device in &process.devices {
         let rank =
             process.rank.filter(|_| several).map_or(String::new(), |r| format!("rank {r}, "));
-        let name = format!("{rank}{} {}: peak", profile.name, device.index);
+        let name = format!("{rank}{} {}: peak{so_far}", profile.name, device.index);
         row(&mut table, name, device.peak_reserved_bytes, device.peak_allocated_bytes);
     }
     for phase in &process.phases {
@@ -362,7 +369,9 @@ fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Ver
     json!({
         "device": profile.name,
         "outcome": outcome.name(),
-        "certainty": main.map(|p| Certainty::of(flags, found, p).to_string()),
+        "certainty": main
+            .filter(|_| outcome.is_whole())
+            .map(|p| Certainty::of(flags, found, p).to_string()),
         "peak_reserved_bytes": all().map(|d| d.peak_reserved_bytes).max(),
         "peak_allocated_bytes": all().map(|d| d.peak_allocated_bytes).max(),
         "smallest_device_bytes": least.map(|b| b.0),
