@@ -17,6 +17,7 @@
 mod config;
 mod device;
 mod driver;
+mod frames;
 mod graph;
 mod ipc;
 mod launch;

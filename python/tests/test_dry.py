@@ -122,13 +122,16 @@ print(dist.get_rank(), dist.get_world_size())
 
 def test_the_peak_and_what_stands_at_it() -> None:
     memory = _memory.Memory(Watch())
-    memory.places = [
-        (0, "other", "", ("train.py", 3)),
-        (1, "forward", "layer", ("train.py", 9)),
-        (1, "backward", "layer", None),
+    places = [
+        memory.places.number("other", "", ("train.py", 3)),
+        memory.places.number("forward", "layer", ("train.py", 9)),
+        memory.places.number("backward", "layer", None),
     ]
-    memory.names = {0: ("parameter", "layer.weight")}
-    memory.marks = [(0, 0, "other"), (1, 0, "forward"), (3, 1, "backward")]
+    assert places == [0, 1, 2]
+    memory.places.stepped(1)
+    memory.names.add(0, "parameter", "layer.weight")
+    for mark in [(0, 0, "other"), (1, 0, "forward"), (3, 1, "backward")]:
+        memory.marks.add(*mark)
     trace: list[dict[str, Any]] = [
         {"action": "segment_alloc", "addr": 0, "size": 2 << 20},
         {"action": "alloc", "addr": 0, "size": 1000, "stream": 0},

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neap.dry._lines import Line, text
+from neap.dry._lines import text
+from neap.dry._places import OTHER, Place
 from neap.torch._storage import blocks
 from neap.torch._watch import BACKWARD, OPTIMIZE
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from neap.dry._memory import Memory
 
 STEP = "step"
-OTHER = "other"
 CATEGORIES = (
     "parameter",
     "gradient",
@@ -32,10 +32,6 @@ LARGEST = 20
 """Blocks that a report lists."""
 MARKS = 100_000
 """Beginnings of phases that a report lists."""
-
-Place = tuple[int, str, str, "Line | None"]
-"""Optimizer steps before it, phase, module and line of an allocation."""
-NO_PLACE: Place = (0, OTHER, "", None)
 
 Event = tuple[int, dict[str, Any], int]
 """Device, the allocator's entry, and the allocation's number for entries that allocate."""
@@ -88,6 +84,7 @@ class Curve:
         """By phase: the most allocated, the device, and the allocation that reached it."""
         self.phase_reserved: dict[str, int] = {}
         self.marks: list[dict[str, Any]] = []
+        self._all_marks = list(memory.marks)
         self._next_mark = 0
         self._event = 0
         self._numbers = 0
@@ -133,7 +130,7 @@ class Curve:
         return ""
 
     def _marks(self, number: int) -> None:
-        marks = self.memory.marks
+        marks = self._all_marks
         while self._next_mark < len(marks) and marks[self._next_mark][0] <= number:
             _, step, phase = marks[self._next_mark]
             self.marks.append({"event": self._event, "step": step, "phase": phase})
@@ -152,8 +149,7 @@ class Curve:
     def place(self, number: int) -> Place:
         """Where an allocation comes from."""
         place = self.records[number][0] if number < len(self.records) else -1
-        places = self.memory.places
-        return places[place] if 0 <= place < len(places) else NO_PLACE
+        return self.memory.places.place(place, number)
 
     def report(self, order: Iterable[Event]) -> dict[str, Any]:
         """Phases, the peak, and what stood at it, as the report has them."""
@@ -195,16 +191,26 @@ class Curve:
         """Writes category and place of each allocation, in order, as JSON."""
         digits = {category: str(place) for place, category in enumerate(CATEGORIES)}
         numbers = range(self._numbers)
-        known = len(self.memory.places)
-        places = [place for place, _ in self.records[: self._numbers]]
+        known: dict[tuple[int, int], int] = {}
+        places: list[dict[str, Any]] = []
+        place_of: list[int | None] = []
+        for number, (at, _) in enumerate(self.records[: self._numbers]):
+            if at >= len(self.memory.places):
+                place_of.append(None)
+                continue
+            key = at, self.memory.places.step(number)
+            if key not in known:
+                step, phase, module, line = self.place(number)
+                known[key] = len(places)
+                places.append(
+                    {"step": step, "phase": phase, "module": module or None, "line": text(line)}
+                )
+            place_of.append(known[key])
         form = {
             "categories": CATEGORIES,
             "category_of": "".join(digits[self.category(number)] for number in numbers),
-            "places": [
-                {"step": step, "phase": phase, "module": module or None, "line": text(line)}
-                for step, phase, module, line in self.memory.places
-            ],
-            "place_of": [place if place < known else None for place in places],
+            "places": places,
+            "place_of": place_of,
         }
         path.write_text(json.dumps(form), encoding="utf-8")
 

@@ -4,18 +4,19 @@ and what the tensor in it is called.
 
 from __future__ import annotations
 
-import bisect
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from neap.dry._curve import OTHER, STEP, Curve, Place, merged
+from neap.dry._curve import STEP, Curve, merged
 from neap.dry._guard import guarded
 from neap.dry._library import NOWHERE, Library
 from neap.dry._lines import user_line
+from neap.dry._places import OTHER, Marks, Modules, Names, Places
+from neap.torch._quiet import quiet
 from neap.torch._recorder import plain_tensors
-from neap.torch._storage import storage_of
+from neap.torch._storage import start_of
 from neap.torch._watch import BACKWARD, Watch, named_tensors
 
 EVENTS = 20_000_000
@@ -34,20 +35,16 @@ class Memory:
         self.watch = watch
         self.library = library
         self.steps = 0
-        self.places: list[Place] = []
-        """Where allocations come from, each place once."""
-        self.names: dict[int, tuple[str, str]] = {}
-        """Category and name of allocations that hold what has one, by their number."""
-        self.marks: list[tuple[int, int, str]] = []
-        """Where phases begin: allocations before it, steps, phase."""
+        self.places = Places()
+        self.names = Names()
+        self.marks = Marks()
         self.emptied: set[int] = set()
         """Allocations before each call of ``torch.cuda.empty_cache``."""
         self.history = False
         """Whether PyTorch keeps one."""
-        self._numbers: dict[Place, int] = {}
         self._phase = ""
         self._began = False
-        self._modules: list[tuple[int, str]] = []
+        self._modules = Modules()
         self._peaks: dict[int, list[int]] = {}
         self._given: dict[str, int] = {}
         """The most that the first device had given out, by phase."""
@@ -61,8 +58,10 @@ class Memory:
         self.history = self._record_history(snapshot)
         reset = torch._C._cuda_resetPeakMemoryStats
 
+        keep = quiet(self.keep_peaks)
+
         def reset_and_keep(device: int) -> None:
-            self.keep_peaks()
+            keep()
             reset(device)
 
         torch._C._cuda_resetPeakMemoryStats = reset_and_keep
@@ -118,31 +117,21 @@ class Memory:
         if node is not None:
             phase = BACKWARD
             if not module:
-                module = self._module_of(node._sequence_nr())
+                module = self._modules.at(node._sequence_nr())
         elif module and phase not in (BACKWARD, STEP):
             phase = "forward"
-        place = (self.steps, phase or OTHER, module, user_line(1))
-        number = self._numbers.get(place)
-        if number is None:
-            number = self._numbers[place] = len(self.places)
-            self.places.append(place)
-        return number
-
-    def _module_of(self, number: int) -> str:
-        """The module whose forward made the autograd function of this number."""
-        place = bisect.bisect_right(self._modules, (number, "\U0010ffff")) - 1
-        return self._modules[place][1] if place >= 0 else ""
+        return self.places.number(phase or OTHER, module, user_line(1))
 
     def _entered(self, module: torch.nn.Module, path: str) -> None:
         if self.watch.backward_depth == 0 and self.watch.stepping is None:
             if self._phase != "forward":
                 self.mark("forward")
-            if len(self.watch._stack()) == 1:
+            if self.watch.depth == 1:
                 self._name_module(module)
-        self._modules.append((torch.autograd._get_sequence_nr(), path))
+        self._modules.add(torch.autograd._get_sequence_nr(), path)
 
     def _left(self, module: torch.nn.Module, path: str) -> None:
-        self._modules.append((torch.autograd._get_sequence_nr(), self.watch.module))
+        self._modules.add(torch.autograd._get_sequence_nr(), self.watch.module)
 
     def _before_step(self, optimizer: Any) -> None:
         for role, name, tensor in named_tensors(self.watch, [optimizer]):
@@ -154,9 +143,8 @@ class Memory:
             if role != "gradient":
                 self._name(tensor, role, name)
         self.steps += 1
+        self.places.stepped(self._count())
         self.mark(OTHER)
-        if len(self._modules) > 100_000:
-            del self._modules[:50_000]
 
     def _name_module(self, module: torch.nn.Module) -> None:
         if self._began:
@@ -169,13 +157,10 @@ class Memory:
         if self.library is None:
             return
         for plain in plain_tensors(tensor):
-            storage = storage_of(plain) if plain.device.type == "cuda" else None
-            if storage is None:
-                continue
-            number = self.library.allocation_at(storage.data_ptr())
+            start = start_of(plain) if plain.device.type == "cuda" else None
+            number = None if start is None else self.library.allocation_at(start)
             if number is not None:
-                known = self.names.get(number)
-                self.names[number] = (category, name or (known[1] if known else ""))
+                self.names.add(number, category, name)
 
     def _count(self) -> int:
         return self.library.allocations() if self.library is not None else 0
@@ -184,7 +169,7 @@ class Memory:
         """Here a phase begins."""
         self._take_given()
         self._phase = phase
-        self.marks.append((self._count(), self.steps, phase))
+        self.marks.add(self._count(), self.steps, phase)
 
     def _take_given(self) -> None:
         if self.library is not None:

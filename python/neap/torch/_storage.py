@@ -63,6 +63,16 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
+def start_of(tensor: torch.Tensor) -> int | None:
+    """The address at which a tensor's storage begins; nothing for tensors that have none. Makes no
+    object of Python's for the storage, which would live as long as that.
+    """
+    try:
+        return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 @dataclass(eq=False)
 class Storage:
     """One storage with a life. Operators are counted from the start of the recording."""

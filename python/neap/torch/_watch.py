@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -22,12 +22,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from neap.torch._quiet import quiet
+
 FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZE = "optimize"
-
-_OF_MODULES = 2
-"""The first of a watch's hooks are those of modules."""
 
 StepCallback = Callable[[Optimizer], None]
 
@@ -40,6 +39,16 @@ def _pause_at_exit() -> None:
     PyTorch aborts the process when a thread asks for the lock after the interpreter has ended.
     """
     atexit.register(time.sleep, 0.05)
+
+
+class _Inside:
+    """The modules whose forward runs in a thread, outermost first, and their paths."""
+
+    __slots__ = ("modules", "paths")
+
+    def __init__(self) -> None:
+        self.modules: list[torch.nn.Module] = []
+        self.paths: list[str] = []
 
 
 class Watch:
@@ -78,10 +87,18 @@ class Watch:
         self._unnamed = ""
         """What the root is called whose path is empty."""
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self._local = threading.local()
-        self._main: list[tuple[torch.nn.Module, str]] = []
+        self._main = _Inside()
+        self._others: dict[int, _Inside] = {}
+        """The same of threads other than the main one, while any module runs there."""
+        self._main_thread = threading.main_thread().ident
         self._handles: list[Any] = []
         self._engine: Any = None
+        self._plain_call: Any = None
+        """``Module.__call__`` as it was."""
+        self._call: Any = None
+        """What stands in its place, once the hooks are there."""
+        self._modules = False
+        """Whether that tells of modules; else it only passes on."""
         self._thread = 0
         """The thread that is followed; in others, backward may overlap its own."""
 
@@ -94,20 +111,13 @@ class Watch:
         if torch.distributed.is_available():
             _pause_at_exit()
         self._handles = [
-            *self._on_modules(),
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
+            register_optimizer_step_pre_hook(quiet(self._before_step)),
+            register_optimizer_step_post_hook(quiet(self._after_step)),
         ]
         self._thread = threading.get_ident()
         self._engine = torch.autograd._engine_run_backward
         torch.autograd._engine_run_backward = self._run_backward
-
-    def _on_modules(self) -> list[Any]:
-        module = torch.nn.modules.module
-        return [
-            module.register_module_forward_pre_hook(self._enter),
-            module.register_module_forward_hook(self._leave, always_call=True),
-        ]
+        self.notice_modules()
 
     def remove(self) -> None:
         """Takes the hooks away again."""
@@ -118,20 +128,41 @@ class Watch:
         # passes on.
         if torch.autograd._engine_run_backward == self._run_backward:
             torch.autograd._engine_run_backward = self._engine
+        self._leave_modules()
 
     def ignore_modules(self) -> None:
         """From now on modules call nothing here: each call would cost the host some microseconds.
         Modules that are not named by then stay without a path.
         """
         if not (self.enter_module or self.leave_module):
-            for handle in self._handles[:_OF_MODULES]:
-                handle.remove()
+            self._leave_modules()
 
     def notice_modules(self) -> None:
         """Ends :meth:`ignore_modules`."""
-        for handle in self._handles[:_OF_MODULES]:
-            handle.remove()
-        self._handles[:_OF_MODULES] = self._on_modules()
+        self._modules = True
+        if torch.nn.Module.__call__ is self._call:
+            return
+        # PyTorch's global hooks would have each call of a module make closures, which the
+        # collector counts.
+        plain = self._plain_call = torch.nn.Module.__call__
+        enter, leave = quiet(self._enter), quiet(self._leave)
+        is_compiling = torch.compiler.is_compiling
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._modules:
+                return plain(module, *args, **kwargs)
+            enter(module)
+            try:
+                return plain(module, *args, **kwargs)
+            finally:
+                leave(module)
+
+        self._call = torch.nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
+
+    def _leave_modules(self) -> None:
+        self._modules = False
+        if torch.nn.Module.__call__ is self._call:
+            torch.nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
 
     @contextmanager
     def installed(self) -> Iterator[Watch]:
@@ -149,8 +180,14 @@ class Watch:
         """The path of the innermost module whose forward runs in this thread, or an empty
         string.
         """
-        stack = self._stack()
-        return stack[-1][1] if stack else ""
+        inside = self._inside()
+        return inside.paths[-1] if inside is not None and inside.paths else ""
+
+    @property
+    def depth(self) -> int:
+        """How many modules' forwards run in this thread, one inside the other."""
+        inside = self._inside()
+        return len(inside.modules) if inside is not None else 0
 
     @property
     def phase(self) -> str:
@@ -176,7 +213,7 @@ class Watch:
         self.roots[name] = weakref.ref(module)
         for path, child in module.named_modules():
             self._paths.setdefault(child, ".".join(part for part in (name, path) if part))
-        for call in list(self.named):
+        for call in [*self.named]:
             call()
 
     def path_of(self, module: torch.nn.Module) -> str | None:
@@ -212,47 +249,45 @@ class Watch:
 
     # -- hooks
 
-    def _stack(self) -> list[tuple[torch.nn.Module, str]]:
-        if threading.current_thread() is threading.main_thread():
-            return self._main
-        stack: list[tuple[torch.nn.Module, str]] = getattr(self._local, "stack", [])
-        self._local.stack = stack
-        return stack
+    def _inside(self) -> _Inside | None:
+        thread = threading.get_ident()
+        return self._main if thread == self._main_thread else self._others.get(thread)
 
-    def _enter(self, module: torch.nn.Module, inputs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        stack = self._stack()
-        if not stack and torch.is_grad_enabled():
+    def _enter(self, module: torch.nn.Module) -> None:
+        inside = self._inside()
+        if inside is None:
+            inside = self._others[threading.get_ident()] = _Inside()
+        if not inside.modules and torch.is_grad_enabled():
             self.stepping = None  # A step that raised an exception has no end.
         path = self._paths.get(module)
         if path is None:
-            if stack:  # Made on the fly, inside a known one.
-                path = f"{stack[-1][1]}.<{type(module).__name__}>".lstrip(".")
+            if inside.modules:  # Made on the fly, inside a known one.
+                path = f"{inside.paths[-1]}.<{type(module).__name__}>".lstrip(".")
                 self._paths[module] = path
             else:
                 self.name_root(module)
                 path = self._paths[module]
-        stack.append((module, path))
-        for call in list(self.enter_module):
+        inside.modules.append(module)
+        inside.paths.append(path)
+        for call in [*self.enter_module]:
             call(module, path)
 
-    def _leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        stack = self._stack()
+    def _leave(self, module: torch.nn.Module) -> None:
+        inside = self._inside()
         # An exception may have skipped inner ones.
-        while stack:
-            found, path = stack.pop()
-            for call in list(self.leave_module):
+        while inside is not None and inside.modules:
+            found, path = inside.modules.pop(), inside.paths.pop()
+            for call in [*self.leave_module]:
                 call(found, path)
             if found is module:
                 break
+        if inside is not self._main and inside is not None and not inside.modules:
+            del self._others[threading.get_ident()]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not any(known() is optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
-        for call in list(self.at_step):
+        for call in [*self.at_step]:
             call(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None or not callable(closure):
@@ -266,7 +301,7 @@ class Watch:
         return args, {**kwargs, "closure": outside}
 
     def _begin_step(self, optimizer: Optimizer) -> None:
-        for call in list(self.before_step):
+        for call in [*self.before_step]:
             call(optimizer)
         self.stepping = optimizer
 
@@ -289,29 +324,39 @@ class Watch:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.stepping = None
         self.backwards = 0
-        for call in list(self.after_step):
+        for call in [*self.after_step]:
             call(optimizer)
 
     def _run_engine(self, args: Any, kwargs: Any) -> Any:
         around = self.around_backward
-        with nullcontext() if around is None else around(args[0]):
+        if around is None:
+            return self._engine(*args, **kwargs)
+        with around(args[0]):
             return self._engine(*args, **kwargs)
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
             return self._run_engine(args, kwargs)
         if self.backward_depth == 0:
-            for call in list(self.before_backward):
-                call()
+            self._enter_backward()
         self.backward_depth += 1
         try:
             return self._run_engine(args, kwargs)
         finally:
             self.backward_depth -= 1
             if self.backward_depth == 0:
-                self.backwards += 1
-                for call in list(self.after_backward):
-                    call()
+                self._leave_backward()
+
+    @quiet
+    def _enter_backward(self) -> None:
+        for call in [*self.before_backward]:
+            call()
+
+    @quiet
+    def _leave_backward(self) -> None:
+        self.backwards += 1
+        for call in [*self.after_backward]:
+            call()
 
 
 class Around:
@@ -404,15 +449,15 @@ def state_tensors(states: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors among what an optimizer keeps for a parameter, lists and dictionaries
     included.
     """
+    yield from _tensors("", states)
 
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        if isinstance(value, torch.Tensor):
-            yield prefix, value
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else str(key), inner)
-        elif isinstance(value, (list, tuple)):
-            for place, inner in enumerate(value):
-                yield from walk(f"{prefix}.{place}", inner)
 
-    yield from walk("", states)
+def _tensors(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield prefix, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _tensors(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif isinstance(value, (list, tuple)):
+        for place, inner in enumerate(value):
+            yield from _tensors(f"{prefix}.{place}", inner)
