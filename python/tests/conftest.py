@@ -16,7 +16,7 @@ except ImportError:
     # `test_package.py` says so; the others can't even be read.
     needing = ("record", "dry", "fit", "again", "jobs", "loops", "rough", "trainers", "feedback")
     needing += ("early", "share", "parts", "loans", "margin", "exact", "remake", "turns", "changes")
-    needing += ("lasting", "first", "given", "device", "claims", "collector")
+    needing += ("lasting", "first", "given", "device", "claims", "collector", "verdicts")
     collect_ignore = [f"test_{name}.py" for name in needing]
 
 ROOT = Path(__file__).parents[2]

@@ -142,7 +142,7 @@ def test_the_peak_and_what_stands_at_it() -> None:
     ]
     records = [(0, 0), (1, 0), (1, 0), (2, 0)]
     events = list(_curve.merged([trace], [0, 0, 0, 0]))
-    curve = _curve.Curve(memory, records)
+    curve = _curve.Curve(memory, records, {2})
     rows = [row for event in events if (row := curve.take(*event))]
     assert rows == [
         "a,0,1000,0,0\n",
@@ -155,7 +155,8 @@ def test_the_peak_and_what_stands_at_it() -> None:
     peak = form["peak"]
     assert peak["allocated_bytes"] == 1024 + 512 + 2048
     assert (peak["phase"], peak["step"], peak["module"]) == ("backward", 1, "layer")
-    assert peak["categories"]["parameter"] == 1024
+    found = {name: size for name, size in peak["categories"].items() if size}
+    assert found == {"parameter": 1024, "workspace": 512, "gradient": 2048}
     assert peak["blocks"][0]["line"] == "backward of layer"
     assert peak["blocks"][1]["name"] == "layer.weight"
     peaks = {phase["name"]: phase["peak_allocated_bytes"] for phase in form["phases"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +72,14 @@ def merged(traces: list[list[dict[str, Any]]], devices: list[int]) -> Iterator[E
 class Curve:
     """Plays the events and remembers each phase's highest moment."""
 
-    def __init__(self, memory: Memory, records: list[tuple[int, int]]) -> None:
+    def __init__(
+        self, memory: Memory, records: list[tuple[int, int]], workspaces: Collection[int]
+    ) -> None:
         self.memory = memory
         self.records = records
         """Place and device of each allocation, in order."""
+        self.workspaces = workspaces
+        """The allocations in which cuBLAS works."""
         self.ids: dict[tuple[int, int], int] = {}
         self.sizes: dict[int, int] = {}
         self.standing: dict[int, int] = {}
@@ -89,7 +93,10 @@ class Curve:
         self._event = 0
         self._numbers = 0
         self._emptying = False
-        self._forever: set[int] = set()
+        self._born: dict[int, int] = {}
+        """Beginnings of phases before allocations of a backward pass that stand."""
+        self._outlived: set[int] = set()
+        """Allocations of a backward pass that were there after it."""
 
     def write_events(self, order: Iterable[Event], path: Path) -> None:
         """Plays the events and writes them as CSV, compressed."""
@@ -119,11 +126,15 @@ class Curve:
             self.ids[device, entry["addr"]] = number
             self.sizes[number] = blocks(entry["size"])
             self.standing[device] = self.standing.get(device, 0) + self.sizes[number]
+            if self.place(number)[1] == BACKWARD:
+                self._born[number] = self._next_mark
             self._peak(device, number)
             self._event += 1
             return f"a,{number},{entry['size']},{entry.get('stream', 0)},{device}\n"
         elif action == "free_completed" and (device, entry["addr"]) in self.ids:
             number = self.ids.pop((device, entry["addr"]))
+            if self._born.pop(number, self._next_mark) != self._next_mark:
+                self._outlived.add(number)
             self.standing[device] -= self.sizes.pop(number)
             self._event += 1
             return f"f,{number},,,{device}\n"
@@ -153,7 +164,7 @@ class Curve:
 
     def report(self, order: Iterable[Event]) -> dict[str, Any]:
         """Phases, the peak, and what stood at it, as the report has them."""
-        self._forever = set(self.ids.values())
+        self._outlived.update(self._born)
         wanted = {(device, number): phase for phase, (_, device, number) in self.peaks.items()}
         found = _standing_at(order, set(wanted))
         by_phase = {wanted[key]: standing for key, standing in found.items()}
@@ -216,15 +227,16 @@ class Curve:
 
     def category(self, number: int) -> str:
         """What an allocation is."""
+        if number in self.workspaces:
+            return "workspace"
         named = self.memory.names.get(number)
         if named is not None:
             return named[0]
         step, phase, _, _ = self.place(number)
-        if phase == STEP:
-            return "workspace"
-        if phase in ("forward", BACKWARD):
-            # Never freed and no tensor of the model's: a library's workspace.
-            return "workspace" if number in self._forever and step == 0 else "activation"
+        if phase == BACKWARD:
+            return "gradient" if number in self._outlived else "activation"
+        if phase == "forward":
+            return "activation"
         # Between steps and outside any module scripts bring batch data.
         return "input" if step and phase == OTHER else "other"
 
@@ -241,8 +253,8 @@ class Curve:
             step, phase, module, line = self.place(number)
             named = self.memory.names.get(number)
             where = text(line)
-            if where is None and module:
-                where = f"backward of {module}" if phase == BACKWARD else module
+            if where is None and phase == BACKWARD:
+                where = f"backward of {module}" if module else "backward"
             rows.append(
                 {
                     "bytes": size,

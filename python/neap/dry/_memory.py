@@ -241,8 +241,10 @@ class Memory:
             }
         snapshot = torch.cuda.memory._snapshot()
         traces = snapshot["device_traces"]
-        records = self.library.all_allocations() if self.library is not None else []
-        curve = Curve(self, records)
+        library = self.library
+        records = library.all_allocations() if library is not None else []
+        workspaces = library.workspace_allocations() if library is not None else set()
+        curve = Curve(self, records, workspaces)
         order = list(merged(traces, [device for _, device in records]))
         curve.write_events(order, folder / f"events-{process}.csv.gz")
         form = curve.report(order)

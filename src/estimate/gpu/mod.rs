@@ -32,7 +32,8 @@ pub struct Class {
 }
 
 impl Class {
-    /// The workspace that PyTorch gives each cuBLAS handle, through its caching allocator.
+    /// The workspace that PyTorch gives each cuBLAS handle, through its caching allocator. On
+    /// Blackwell as since 2.13; up to 2.11 it was as before Hopper.
     #[must_use]
     pub const fn cublas_workspace(self) -> u64 {
         if self.capability >= 9 { 32 << 20 } else { (8 << 20) + (128 << 10) }

@@ -53,6 +53,11 @@ impl Process {
         self.alloc_conf.parse().unwrap_or_default()
     }
 
+    /// The most that it reserved on one device.
+    pub fn peak_reserved(&self) -> Bytes {
+        Bytes(self.devices.iter().map(|d| d.peak_reserved_bytes).max().unwrap_or_default())
+    }
+
     /// The device of which it reserved most.
     pub fn main_device(&self) -> u32 {
         let most = |d: &&DeviceUse| (d.peak_reserved_bytes, std::cmp::Reverse(d.index));
@@ -244,8 +249,8 @@ impl Found {
                 found.pythons.push((state, lines.next().unwrap_or_default().to_owned()));
             }
         }
-        let used = |p: &Process| p.devices.iter().map(|d| d.peak_reserved_bytes).max().unwrap_or(0);
-        found.processes.compact_sort_by_key(|p| (p.rank, std::cmp::Reverse(used(p)), p.pid));
+        let used = |p: &Process| std::cmp::Reverse(p.peak_reserved());
+        found.processes.compact_sort_by_key(|p| (p.rank, used(p), p.pid));
         found
     }
 

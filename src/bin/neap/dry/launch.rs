@@ -22,17 +22,29 @@ const OFFLINE: [(&str, &str); 5] = [
     ("SWANLAB_MODE", "disabled"),
 ];
 
-/// The compute capability, major × 10 + minor. A profile has the major number; the minor one
-/// follows from how many threads a multiprocessor of that generation holds.
-fn capability(profile: &Profile) -> u32 {
-    let Some(m) = &profile.multiprocessors else { return 90 };
-    let minor = match (m.capability, m.threads) {
-        (8, 1536) if profile.name.contains("40") || profile.name.contains("l4") => 9,
-        (8, 1536) => 6,
-        (7, 1024) => 5,
-        _ => 0,
-    };
-    m.capability * 10 + minor
+/// What decides which kernels run on a device, and what they ask for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kernels {
+    /// The compute capability, major × 10 + minor.
+    pub capability: u32,
+    pub multiprocessors: u32,
+}
+
+impl Kernels {
+    /// A profile has the major number of the capability; the minor one follows from how many
+    /// threads a multiprocessor of that generation holds.
+    pub fn of(profile: &Profile) -> Self {
+        let Some(m) = &profile.multiprocessors else {
+            return Self { capability: 90, multiprocessors: 132 };
+        };
+        let minor = match (m.capability, m.threads) {
+            (8, 1536) if profile.name.contains("40") || profile.name.contains("l4") => 9,
+            (8, 1536) => 6,
+            (7, 1024) => 5,
+            _ => 0,
+        };
+        Self { capability: m.capability * 10 + minor, multiprocessors: m.count }
+    }
 }
 
 /// A device's memory: what it says it has, and what allocations may take.
@@ -49,7 +61,7 @@ impl Memory {
     /// When `--device-bytes` is too small for any script, or exceeds a process's address space.
     pub fn asked(flags: &Flags, profile: &Profile) -> anyhow::Result<Self> {
         let Some(bytes) = flags.device_bytes else {
-            return Ok(Self { total: profile.memory_bytes, capacity: profile.available() });
+            return Ok(Self::of(profile));
         };
         if bytes < Self::LEAST {
             bail!(
@@ -62,6 +74,11 @@ impl Memory {
             bail!("--device-bytes {}: at most {} can be asked for", bytes.0, Self::UNLIMITED.total);
         }
         Ok(Self { total: bytes, capacity: bytes })
+    }
+
+    /// A device's own.
+    pub fn of(profile: &Profile) -> Self {
+        Self { total: profile.memory_bytes, capacity: profile.available() }
     }
 
     /// The smallest request of PyTorch's allocator to a device: 2 MiB.
@@ -91,9 +108,9 @@ pub fn command(
     set("NEAP_DRY_TOTAL_BYTES", &memory.total.0);
     set("NEAP_DRY_CAPACITY_BYTES", &memory.capacity.0);
     set("NEAP_DRY_DEVICES", &flags.devices);
-    set("NEAP_DRY_CAPABILITY", &capability(profile));
-    let multiprocessors = profile.multiprocessors.as_ref().map_or(132, |m| m.count);
-    set("NEAP_DRY_MULTIPROCESSORS", &multiprocessors);
+    let kernels = Kernels::of(profile);
+    set("NEAP_DRY_CAPABILITY", &kernels.capability);
+    set("NEAP_DRY_MULTIPROCESSORS", &kernels.multiprocessors);
     set("NEAP_DRY_NAME", &format!("{} (neap dry)", profile.name));
     set("NEAP_DRY_CUDNN_WORKSPACE", &flags.cudnn_workspace.unwrap_or_default().0);
     set("NEAP_DRY_LATE", &u8::from(flags.late));
@@ -114,9 +131,7 @@ pub fn command(
         set("NEAP_DRY_STEPS", &steps);
     }
     if !flags.allow_writes {
-        for (name, value) in OFFLINE {
-            command.env(name, value);
-        }
+        stay_offline(&mut command);
     }
     for (name, path) in [("NEAP_DRY_RECORD", &flags.record), ("NEAP_DRY_SNAPSHOT", &flags.snapshot)]
     {
@@ -135,6 +150,13 @@ pub fn command(
     Ok(command)
 }
 
+/// Keeps loggers from going online.
+pub fn stay_offline(command: &mut Command) {
+    for (name, value) in OFFLINE {
+        command.env(name, value);
+    }
+}
+
 /// Hides the machine's own GPUs from processes that the start-up hook does not reach, such as
 /// `python -I`. The hook shows its process what was visible before.
 fn hide_real_gpus(command: &mut Command) {
@@ -150,8 +172,11 @@ fn hide_real_gpus(command: &mut Command) {
     command.env("NEAP_DRY_HIDDEN", "1").env(visible, "");
 }
 
-/// The child that signals go on to; 0 for none.
-static CHILD: AtomicI32 = AtomicI32::new(0);
+/// The most commands that run side by side.
+pub const AT_ONCE: usize = 2;
+
+/// The children that signals go on to; 0 for none.
+static CHILDREN: [AtomicI32; AT_ONCE] = [const { AtomicI32::new(0) }; AT_ONCE];
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Whether a signal asked this process to end.
@@ -159,17 +184,19 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
-/// Passes a signal on to the child, unless a terminal sent it: then the child has it already.
+/// Passes a signal on to the children, unless a terminal sent it: then the child has it already.
 extern "C" fn forward(signal: libc::c_int, about: *const libc::siginfo_t, _: *mut libc::c_void) {
     /// The kernel sent it, not a process.
     const KERNEL: libc::c_int = 0x80;
     INTERRUPTED.store(true, Ordering::SeqCst);
-    let child = CHILD.load(Ordering::SeqCst);
     // SAFETY: the kernel gives a valid structure, since the handler asks for one.
     let by_terminal = unsafe { (*about).si_code } == KERNEL;
-    if child > 0 && !by_terminal {
-        // SAFETY: kill is safe in a signal handler, and the child has not been waited for.
-        unsafe { libc::kill(child, signal) };
+    for child in &CHILDREN {
+        let child = child.load(Ordering::SeqCst);
+        if child > 0 && !by_terminal {
+            // SAFETY: kill is safe in a signal handler, and the child has not been waited for.
+            unsafe { libc::kill(child, signal) };
+        }
     }
 }
 
@@ -207,9 +234,15 @@ pub fn run(mut command: Command) -> anyhow::Result<ExitStatus> {
             return Err(error).with_context(|| format!("{} cannot be started", program.display()));
         }
     };
-    CHILD.store(child.id() as i32, Ordering::SeqCst);
+    let id = child.id() as i32;
+    let free = |slot: &&AtomicI32| {
+        slot.compare_exchange(0, id, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    };
+    let slot = CHILDREN.iter().find(free);
     let status = child.wait();
-    CHILD.store(0, Ordering::SeqCst);
+    if let Some(slot) = slot {
+        slot.store(0, Ordering::SeqCst);
+    }
     status.context("the command cannot be waited for")
 }
 

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use std::{env, fs, io, thread};
 
@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use super::against::Recorded;
 use super::found::Found;
 use super::launch::Memory;
+use super::others::{self, Again};
 use super::unpack::Unpacked;
 use super::{Flags, launch, prepare, report, unpack};
 use crate::output::{self, Answer, note};
@@ -47,15 +48,14 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let status = launch::run(command)?;
     let found = Found::read(scratch.path());
-    let ending =
-        Ending { code: status.code(), signal: status.signal(), interrupted: launch::interrupted() };
+    let ending = Ending::of(status);
     let ended = ending.signal.is_some() || ending.interrupted;
     let again = if found.out_of_memory() && !flags.no_second_run && !ended {
         second_run(flags, &profile, &unpacked)?
     } else {
         None
     };
-    let run = report::Run { flags, profile: &profile, found: &found, ending };
+    let run = report::Run { flags, profile: &profile, found: &found, ending, unpacked: &unpacked };
     let answer = report::report(&run, again.as_ref(), recorded.as_ref(), as_json);
     remove(scratch);
     answer
@@ -72,12 +72,6 @@ fn remove(scratch: TempDir) {
     }
 }
 
-/// What a second run left, and the folder that it is in.
-pub struct Again {
-    pub found: Found,
-    _scratch: TempDir,
-}
-
 /// Runs the script once more, silently and on a device that is never full. No other way shows what
 /// the script asks for after the place where it failed.
 fn second_run(
@@ -88,18 +82,15 @@ fn second_run(
     note(
         "note: out of memory; running the script again on a device without a limit (--no-second-run skips this)",
     );
-    let scratch = scratch()?;
-    let mut command = launch::command(flags, profile, Memory::UNLIMITED, unpacked, scratch.path())?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.env_remove("NEAP_DRY_RECORD").env_remove("NEAP_DRY_SNAPSHOT");
-    let status = launch::run(command)?;
-    if !status.success() {
-        return Ok(None);
-    }
-    Ok(Some(Again { found: Found::read(scratch.path()), _scratch: scratch }))
+    let again = others::silently(flags, profile, Memory::UNLIMITED, unpacked)?;
+    Ok(Some(again).filter(|again| again.ending.code == Some(0)))
 }
 
-fn scratch() -> anyhow::Result<TempDir> {
+/// A run's own folder.
+///
+/// # Errors
+/// When none can be made.
+pub fn scratch() -> anyhow::Result<TempDir> {
     tempfile::Builder::new()
         .prefix("neap-dry-")
         .tempdir()
@@ -113,4 +104,11 @@ pub struct Ending {
     pub signal: Option<i32>,
     /// Whether a signal asked this process to end.
     pub interrupted: bool,
+}
+
+impl Ending {
+    /// That of a command.
+    pub fn of(status: ExitStatus) -> Self {
+        Self { code: status.code(), signal: status.signal(), interrupted: launch::interrupted() }
+    }
 }

@@ -15,6 +15,8 @@ mod notes;
 #[cfg(target_os = "linux")]
 mod on_cpu;
 #[cfg(target_os = "linux")]
+mod others;
+#[cfg(target_os = "linux")]
 mod plot;
 #[cfg(target_os = "linux")]
 mod prepare;
@@ -24,6 +26,8 @@ mod report;
 mod stubs;
 #[cfg(target_os = "linux")]
 pub mod unpack;
+#[cfg(target_os = "linux")]
+mod verdicts;
 
 use std::path::PathBuf;
 
@@ -86,6 +90,10 @@ pub struct Flags {
     /// would do.
     #[arg(long)]
     pub no_second_run: bool,
+    /// Run the script, silently, on the other built-in devices too, as far as each has to be known
+    /// from a run: about a dozen runs, two at a time.
+    #[arg(long)]
+    pub all_devices: bool,
     /// Make the stubs for the PyTorch in this folder and print the environment that they need.
     #[arg(long, hide = true, value_name = "FOLDER")]
     pub prepare: Option<PathBuf>,

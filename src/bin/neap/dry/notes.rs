@@ -6,6 +6,7 @@ use neap::units::Bytes;
 
 use super::Flags;
 use super::found::{DeviceLog, Exception, Found, Process};
+use super::linux::Ending;
 use super::report::{Outcome, Run};
 use crate::output::note;
 
@@ -53,6 +54,11 @@ impl Certainty {
             unseen: log.foreign.len(),
             recorded: process.recorded.as_ref().is_some_and(|r| r.began),
         }
+    }
+
+    /// *exact*, *bound* or *estimate*.
+    pub const fn word(&self) -> &'static str {
+        self.word
     }
 }
 
@@ -121,12 +127,7 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
             note(&format!("{exact}: out of memory{place}{least}"));
         }
         Outcome::Failed => {
-            let why = match (&process.exception, ending.code, ending.signal) {
-                (Some(e), ..) => format!("{}{}: {}", e.kind, place(e), first_line(&e.message)),
-                (None, Some(code), _) => format!("exit code {code}"),
-                (None, None, Some(signal)) => format!("ended by signal {signal}"),
-                _ => "no exit code".to_owned(),
-            };
+            let why = why(process, ending);
             let zero = zero(process);
             if process.exception.as_ref().is_some_and(|e| e.message.contains("C compiler")) {
                 let place = process.exception.as_ref().map_or(String::new(), place);
@@ -143,6 +144,16 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
             let zero = zero(process);
             note(&format!("error: interrupted{place} before the script ended{zero}. {UNKNOWN}"));
         }
+    }
+}
+
+/// Why a script failed.
+pub fn why(process: &Process, ending: Ending) -> String {
+    match (&process.exception, ending.code, ending.signal) {
+        (Some(e), ..) => format!("{}{}: {}", e.kind, place(e), first_line(&e.message)),
+        (None, Some(code), _) => format!("exit code {code}"),
+        (None, None, Some(signal)) => format!("ended by signal {signal}"),
+        _ => "no exit code".to_owned(),
     }
 }
 

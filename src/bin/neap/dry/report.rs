@@ -4,10 +4,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use neap::compact::CompactSort;
-use neap::device::{Profile, builtin};
+use neap::device::Profile;
 use neap::report::table::{Side, Table};
-use neap::sim::allocator::Config;
-use neap::sim::allocator::replay::{Replay, smallest_capacity};
+use neap::sim::allocator::replay::smallest_capacity;
 use neap::sim::requests::Request;
 use neap::units::Bytes;
 use serde_json::{Value, json};
@@ -15,18 +14,13 @@ use serde_json::{Value, json};
 use super::against::{Against, Recorded};
 use super::events::{self, Allocations, Event};
 use super::found::{Found, Peak, Process, Python};
-use super::linux::{Again, Ending};
+use super::linux::Ending;
 use super::notes::{self, Certainty};
-use super::{Flags, on_cpu, plot};
+use super::others::{self, Again};
+use super::unpack::Unpacked;
+use super::verdicts::{self, Asked, Own, Runner, Says, Verdict};
+use super::{Flags, launch, on_cpu, plot};
 use crate::output::{self, Answer, note};
-
-/// A verdict for one device.
-struct Verdict {
-    device: String,
-    available: Bytes,
-    fits: bool,
-    reserved: Bytes,
-}
 
 /// The largest blocks that are printed.
 const BLOCKS: usize = 10;
@@ -62,6 +56,7 @@ pub struct Run<'a> {
     pub profile: &'a Profile,
     pub found: &'a Found,
     pub ending: Ending,
+    pub unpacked: &'a Unpacked,
 }
 
 /// Writes the files that were asked for, prints the report, and answers.
@@ -74,7 +69,7 @@ pub fn report(
     recorded: Option<&Recorded>,
     as_json: bool,
 ) -> anyhow::Result<Answer> {
-    let Run { flags, profile, found, ending } = *run;
+    let Run { flags, profile, found, ending, .. } = *run;
     let Some(process) = found.main() else {
         return Ok(without_python(found, ending));
     };
@@ -98,7 +93,8 @@ pub fn report(
         Some(requests) => smallest_capacity(requests, &config, None).map(|s| s.capacity),
         None => whole.and_then(|(_, process)| without_history(process)),
     };
-    let verdicts = requests.as_ref().map(|r| verdicts(r, &config, profile)).unwrap_or_default();
+    let asked = whole.zip(requests).and_then(|((_, process), r)| others::asked(process, r));
+    let verdicts = verdicts(run, outcome, process, asked);
     let (events, allocations) = detail(found, process)?;
     if let Some(to) = &flags.plot {
         let command: Vec<_> = flags.command.iter().map(|c| c.to_string_lossy()).collect();
@@ -120,7 +116,7 @@ pub fn report(
         }
         details(process)?;
         if !verdicts.is_empty() {
-            output::data(&verdict_table(&verdicts))?;
+            output::data(&verdicts::table(&verdicts))?;
         }
         if let Some(against) = &against {
             output::data(&against.table())?;
@@ -183,7 +179,8 @@ fn without_python(found: &Found, ending: Ending) -> Answer {
     Answer::Failed
 }
 
-fn outcome(found: &Found, ending: Ending) -> Outcome {
+/// How a run is to be judged.
+pub fn outcome(found: &Found, ending: Ending) -> Outcome {
     if ending.interrupted {
         return Outcome::Stopped;
     }
@@ -203,7 +200,7 @@ fn write_events(found: &Found, process: &Process, to: &Path) -> anyhow::Result<(
 }
 
 /// A process's requests on the device of which it reserved most.
-fn requests(found: &Found, process: &Process) -> Option<Vec<Request>> {
+pub fn requests(found: &Found, process: &Process) -> Option<Vec<Request>> {
     let events = events::read(&found.events(process.pid)?).ok()?;
     let requests = events::of_device(&events, process.main_device());
     (!requests.is_empty()).then_some(requests)
@@ -215,8 +212,36 @@ fn without_history(process: &Process) -> Option<Bytes> {
     (!process.history && most > 0).then_some(Bytes(most))
 }
 
+/// What is known of each built-in device. A script that failed has no verdict.
+fn verdicts(
+    run: &Run<'_>,
+    outcome: Outcome,
+    process: &Process,
+    asked: Option<Asked>,
+) -> Vec<Verdict> {
+    let Run { flags, profile, unpacked, .. } = *run;
+    let from = "this run".to_owned();
+    let says = match outcome {
+        Outcome::Fits => Says::Fits { reserved: process.peak_reserved(), from },
+        Outcome::OutOfMemory => Says::DoesNotFit { from },
+        Outcome::Failed | Outcome::Stopped => return Vec::new(),
+    };
+    let says = Some(says).filter(|_| flags.device_bytes.is_none());
+    if says.is_none() && asked.is_none() && !flags.all_devices {
+        return Vec::new();
+    }
+    let runner = |device: &Profile| others::run(flags, device, unpacked);
+    // Several processes meet at a port, which two runs at a time would share.
+    let at_once = if run.found.processes.len() > 1 { 1 } else { launch::AT_ONCE };
+    if flags.all_devices {
+        note("note: the script runs silently on other devices (--all-devices)");
+    }
+    let runner = flags.all_devices.then_some(&runner as Runner<'_>);
+    verdicts::verdicts(&Own { profile, says, asked }, runner, at_once)
+}
+
 /// What cuBLAS takes for each handle and stream, through PyTorch's allocator: before Hopper, and
-/// since.
+/// since (on Blackwell since PyTorch 2.13).
 const WORKSPACE_BEFORE: Bytes = Bytes((8 << 20) + (128 << 10));
 const WORKSPACE_HOPPER: Bytes = Bytes(32 << 20);
 
@@ -224,30 +249,6 @@ const WORKSPACE_HOPPER: Bytes = Bytes(32 << 20);
 pub fn workspace(profile: &Profile) -> Bytes {
     let hopper = profile.multiprocessors.as_ref().is_none_or(|m| m.capability >= 9);
     if hopper { WORKSPACE_HOPPER } else { WORKSPACE_BEFORE }
-}
-
-/// Whether the requests would be served on each built-in GPU, with that GPU's cuBLAS workspaces.
-fn verdicts(requests: &[Request], config: &Config, ran_on: &Profile) -> Vec<Verdict> {
-    let profiles = builtin::names().iter().filter_map(|name| builtin::find(name));
-    let mut all: Vec<Verdict> = profiles
-        .filter(|p| p.multiprocessors.is_some())
-        .map(|profile| {
-            let (from, to) = (workspace(ran_on), workspace(&profile));
-            let mut replay = Replay::new(config, profile.available(), None);
-            let fits = requests.iter().all(|request| {
-                replay.step(match *request {
-                    Request::Allocate { id, bytes, stream } if bytes == from => {
-                        Request::Allocate { id, bytes: to, stream }
-                    }
-                    other => other,
-                })
-            });
-            let reserved = replay.report().stats.peak_reserved;
-            Verdict { device: profile.name.clone(), available: profile.available(), fits, reserved }
-        })
-        .collect();
-    all.compact_sort_by_key(|v| v.available);
-    all
 }
 
 /// One process's peaks, of the whole run or of what came before it failed.
@@ -333,19 +334,6 @@ fn category_table(process: &Process, peak: &Peak) -> String {
     table.to_string()
 }
 
-fn verdict_table(verdicts: &[Verdict]) -> String {
-    let mut table =
-        Table::new(&[("device", Side::Left), ("available", Side::Right), ("", Side::Left)]);
-    for v in verdicts {
-        let says = match v.fits {
-            true => format!("fits, {} reserved (estimate)", v.reserved),
-            false => "does not fit (estimate)".to_owned(),
-        };
-        table.row([v.device.clone(), v.available.to_string(), says]);
-    }
-    format!("\n{table}")
-}
-
 /// The report for programs.
 fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Verdict]) -> Value {
     let Run { flags, profile, found, .. } = *run;
@@ -375,9 +363,7 @@ fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Ver
         "peak_reserved_bytes": all().map(|d| d.peak_reserved_bytes).max(),
         "peak_allocated_bytes": all().map(|d| d.peak_allocated_bytes).max(),
         "smallest_device_bytes": least.map(|b| b.0),
-        "verdicts": verdicts.iter().map(|v| json!({
-            "device": v.device, "available_bytes": v.available.0, "fits": v.fits, "peak_reserved_bytes": v.reserved.0,
-        })).collect::<Vec<_>>(),
+        "verdicts": verdicts::form(verdicts),
         "processes": processes,
     })
 }

@@ -63,6 +63,10 @@ fn assumptions(estimate: &Estimate<'_>) -> Vec<Assumption> {
             removed,
         });
     }
+    if forecast.effects.contains_key(&Rule::Attention) {
+        let text = "half precision by a fused kernel, as from Ampere on; before, bfloat16 makes the whole matrix of scores";
+        all.push(plain(Rule::Attention.name(), text.to_owned()));
+    }
     for rule in &estimate.settings.without {
         all.push(plain(rule.name(), format!("left out (--without): {}", rule.does())));
     }
@@ -319,7 +323,8 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
     ));
     if estimate.target.profile.name == HEADLINE && estimate.judged.len() > 1 {
         parts.push(format!(
-            "figures of {HEADLINE}; each device's verdict is of a forecast for its own kernels\n"
+            "figures of {HEADLINE}; each device's verdict is of a forecast with its own workspaces and \
+             multiprocessors, if the job runs the same operators there\n"
         ));
     }
     parts.join("\n").trim_end().to_owned()

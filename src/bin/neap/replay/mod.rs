@@ -81,6 +81,14 @@ struct Target {
     capacity: Bytes,
 }
 
+/// What a replay on a named device takes for granted: the file says only what one device was asked.
+fn assumed(flags: &Flags) -> Option<&'static str> {
+    (!flags.device.is_empty()).then_some(
+        "an answer for a device holds if the script requests the same there; PyTorch may take other \
+         kernels and workspaces on another generation",
+    )
+}
+
 fn targets(flags: &Flags) -> anyhow::Result<Vec<Target>> {
     let mut all = Vec::new();
     for name in &flags.device {
@@ -95,6 +103,9 @@ fn targets(flags: &Flags) -> anyhow::Result<Vec<Target>> {
             "the device {} has more memory than is modelled, {LARGEST_DEVICE}; name a smaller one",
             target.name
         );
+    }
+    if let Some(assumed) = assumed(flags) {
+        note(&format!("note: {assumed}"));
     }
     if all.is_empty() {
         all.push(Target { name: "unlimited".to_owned(), capacity: LARGEST_DEVICE });
@@ -387,6 +398,8 @@ struct Summary {
     device_bytes: Option<Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     matches: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    assumes: Option<&'static str>,
     #[serde(skip)]
     device: String,
 }
@@ -411,6 +424,7 @@ impl Summary {
             retries: stats.retries,
             device_bytes: limited.then_some(target.capacity),
             matches: flags.check.then_some(true),
+            assumes: assumed(flags),
             device: target.name.clone(),
         }
     }

@@ -50,7 +50,8 @@ pub fn all(
         SettingReport::of(conf, target, report, least.get(i % configs.len()).copied())
     });
     let fits = reports.iter().any(|r| r.stats.ooms == 0);
-    output::report(&SweepReport { fits, settings: rows.collect() }, as_json)?;
+    let assumes = super::assumed(flags);
+    output::report(&SweepReport { fits, assumes, settings: rows.collect() }, as_json)?;
     if !fits {
         note("no setting fits");
     }
@@ -60,6 +61,8 @@ pub fn all(
 #[derive(Serialize)]
 struct SweepReport {
     fits: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    assumes: Option<&'static str>,
     settings: Vec<SettingReport>,
 }
 
