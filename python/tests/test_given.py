@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -47,3 +48,23 @@ def test_a_plan_acts_in_the_first_iteration(tmp_path: Path, neap: str) -> None:
     assert len(given) == 8
     # All that its layers give, and parameters and gradients, take 408 MiB.
     assert max(given) == made[-1] < 250 << 20, (made, given)
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch that is built for CUDA")
+def test_a_given_plan_is_not_said_to_meet_what_was_measured_above(
+    tmp_path: Path, neap: str
+) -> None:
+    peaks(tmp_path, neap, 6, "--budget", "60%", "--no-recompute", "--save-plan", "made.plan")
+    form = json.loads((tmp_path / "made.plan").read_text())
+    # What the allocator reserves is in whole pages, and so above what the plan gives out.
+    form["budget_bytes"], form["trims"] = form["peak_bytes"], []
+    (tmp_path / "made.plan").write_text(json.dumps(form))
+    command = [neap, "dry", "--", neap, "torch", "--plan", "made.plan", "--json", "--"]
+    command += [sys.executable, "train.py", "12"]
+    environment = {**os.environ, "NEAP_TORCH_PYTHON": sys.executable, "NEAP": neap}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    begin = done.stdout.find("[")  # The dry run's own report follows.
+    report = json.JSONDecoder().raw_decode(done.stdout, begin)[0][0]
+    assert report["planned"] > 0
+    assert report["peak_reserved_bytes"] > report["budget_bytes"]
+    assert not report["met"]

@@ -118,8 +118,10 @@ def test_the_report_says_what_is_not_known() -> None:
     assert not report.met and "no iteration ran" not in str(report)
     report.say_what_is_known(3, False, True, 0, 0)
     assert report.met and "not yet final" in str(report)
+    report.say_what_is_known(3, True, False, 0, 0)
+    assert not report.met and "iterations by the plan reserved more" in str(report)
     report.say_what_is_known(3, True, True, 3 << 20, 4 << 20)
-    assert report.met and "not yet final" not in str(report)
+    assert not report.met and "not yet final" not in str(report)
     assert "reserved more than the budget: up to 3.0 MiB" in str(report)
     assert "before reserved more than the budget: up to 4.0 MiB" in str(report)
 

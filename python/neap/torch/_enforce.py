@@ -213,6 +213,10 @@ class Enforcement:
         self._empty()
         return True
 
+    def standing(self) -> int:
+        """Bytes that are given out now."""
+        return self._statistic("allocated_bytes.all.current")
+
     def retries(self) -> int:
         """How often the allocator gave back all that it kept and tried again, since
         :meth:`restart`.

@@ -19,6 +19,7 @@ from neap.torch._compact import compact
 from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement
 from neap.torch._first import First
+from neap.torch._leftovers import Leftovers
 from neap.torch._lift import Lift
 from neap.torch._loans import leavable
 from neap.torch._meter import Meter
@@ -106,6 +107,7 @@ class Fit:
         self.enforcement = Enforcement(self.device, strict or share is not None)
         self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
         self.runtime.differs, self.runtime.saves = self.enforcement.lift, self._saves
+        self._leftovers = Leftovers(self._report, say, self.enforcement.standing)
         asked = parse_budget(budget)
         self.search = Search(self.enforcement, self.runtime, self._report, say, asked)
         if self._off:
@@ -295,6 +297,7 @@ class Fit:
         self._steps += 1
         if self.schedule is not None:
             why = self.runtime.end()
+            self._leftovers.ended()
             self._different = 0 if why is None else self._different + 1
             if why is None:
                 self._report.planned += 1
@@ -416,7 +419,10 @@ class Fit:
                     self._not_early(why)
             return
         recorded = len(self._recorder.cuts)
+        anew = self._leftovers.watched(self._recorder) and recorded < self._attempts
         if recorded < 2 or (recorded < self._attempts and not _graph.repeats(self._recorder)):
+            anew = True
+        if anew:
             self._recorder.cut()
             return
         recorder = self._recorder
@@ -560,6 +566,7 @@ class Fit:
         self._updates.follow(schedule)
         self.runtime.turns = self._updates.turns
         compact(self.watch, self._optimizers)
+        self._leftovers.acts()
         self.search.begin(schedule)
         self.runtime.follow(schedule)
         self._times = []

@@ -128,10 +128,8 @@ class Recorder(TorchDispatchMode):
 
     def cut(self) -> None:
         """Here an iteration ends and the next begins."""
-        now = len(self.ops)
-        self._loneliness(now)
-        self.storages.bury(now)
-        self.cuts.append(now)
+        self.look()
+        self.cuts.append(len(self.ops))
         self._packed = self._unpacked = 0
         if self._statistics:
             statistics = torch.cuda.memory_stats()
@@ -140,6 +138,11 @@ class Recorder(TorchDispatchMode):
                 self.peaks.append(max(self._peak, statistics["allocated_bytes.all.peak"]))
             self._peak = 0
         self._name()
+
+    def look(self) -> None:
+        """First what only the recording holds is let go, then counted as dead."""
+        self._loneliness(len(self.ops))
+        self.storages.bury(len(self.ops))
 
     def stop(self) -> None:
         """Ends. Nothing is left behind in PyTorch."""
@@ -299,10 +302,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if any(is_subclass_type(kind) for kind in types):
             return NotImplemented
-        index = len(self.ops)
-        # First what only the recording holds is let go, then counted as dead.
-        self._loneliness(index)
-        self.storages.bury(index)
+        self.look()
         flat = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         flat = [x for x in flat if x.device.type == self.device]
         known = {s._cdata for s in map(storage_of, flat) if s is not None}

@@ -46,6 +46,8 @@ _LOOKING = "the plan was not yet final, so later iterations might have reserved 
 _TRIED = "plans that were tried before reserved more than the budget: up to "
 _STRAYED = "what did not run by the plan reserved more than the budget: up to "
 
+_RESERVED = "iterations by the plan reserved more than the budget: up to "
+
 
 @dataclass
 class Report:
@@ -64,6 +66,7 @@ class Report:
         peak_allocated_bytes, peak_reserved_bytes: measured since the plan acts; 0 on the CPU.
         swapped_out, swapped_in: copies of activations; ``late`` of those back were waited for.
         freed: storages of swapped activations that were seen to be gone from the device.
+        kept_bytes: what each watched iteration made and the script kept.
         kept: swap-outs left out because something else held the storage.
         recomputed: calls of modules that were run again; ``recomputed_deaths`` storages of what
             they had saved were gone in between; ``compared`` saved tensors were compared with
@@ -93,6 +96,7 @@ class Report:
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
     allocator_retries: int = 0
+    kept_bytes: int = 0
     swapped_out: int = 0
     swapped_in: int = 0
     swapped_bytes: int = 0
@@ -133,8 +137,11 @@ class Report:
             strayed: the most bytes reserved by what did not run by it.
             before: the most bytes reserved by plans before it.
         """
-        known = (_UNSEEN, _LOOKING, _STRAYED, _TRIED)
+        known = (_UNSEEN, _LOOKING, _STRAYED, _TRIED, _RESERVED)
         self.notes = [note for note in self.notes if not note.startswith(known)]
+        if not fits and self.met:
+            self.met = False
+            self.notes.append(_RESERVED + size(self.peak_reserved_bytes))
         if not settled:
             self.met = fits and tried > 0
             self.notes.append(_LOOKING if tried else _UNSEEN)

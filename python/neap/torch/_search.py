@@ -173,6 +173,8 @@ class Search:
             fits, strayed = self._over(schedule) <= 0, self._enforcement.strayed_reserved
             report.beyond = self._enforcement.beyond
             report.say_what_is_known(self._tried, self.settled, fits, strayed, self._before)
+        elif report.kept_bytes:  # Nothing was measured, and more stands with each iteration.
+            report.met = False
         if not self._tried and not self.settled:
             # What lies on the device between iterations says nothing of the plan.
             report.peak_allocated_bytes = report.peak_reserved_bytes = 0
