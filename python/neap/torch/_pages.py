@@ -19,7 +19,7 @@ from neap.torch._holder import Counts, Holder, Kept, flat
 from neap.torch._loans import with_others
 from neap.torch._recorder import is_subclass
 from neap.torch._schedule import PAGE, Point, Schedule
-from neap.torch._storage import storage_of
+from neap.torch._storage import has_names, storage_of
 
 _SMALLEST = 1 << 20
 """PyTorch's allocator keeps smaller blocks in segments of their own."""
@@ -192,5 +192,5 @@ def _movable(tensors: Iterable[torch.Tensor], holders: Iterable[Holder]) -> list
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is no more than a view of its storage."""
     special = tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
-    special |= tensor.is_quantized or tensor.has_names()
+    special |= tensor.is_quantized or has_names(tensor)
     return not special and not is_subclass(tensor) and storage_of(tensor) is not None

@@ -73,6 +73,12 @@ def start_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def has_names(tensor: torch.Tensor) -> bool:
+    """Whether its dimensions have names, which PyTorch has no more from 2.15 on."""
+    ask: Any = getattr(tensor, "has_names", None)
+    return ask is not None and bool(ask())
+
+
 @dataclass(eq=False)
 class Storage:
     """One storage with a life. Operators are counted from the start of the recording."""
