@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use crate::config::config;
+use crate::kernels;
 use crate::properties;
 use crate::state::with;
 use crate::sys::{self, INVALID_DEVICE, INVALID_VALUE, SUCCESS, Status, put};
@@ -42,6 +43,9 @@ pub extern "C" fn cudaGetErrorString(status: Status) -> *const c_char {
         sys::OUT_OF_MEMORY => c"out of memory",
         100 => c"no CUDA-capable device is detected",
         INVALID_DEVICE => c"invalid device ordinal",
+        98 => c"invalid device function",
+        kernels::NO_IMAGE => c"no kernel image is available for execution on the device",
+        sys::FILE_NOT_FOUND => c"file not found",
         sys::NOT_FOUND => c"named symbol not found",
         sys::NOT_READY => c"device not ready",
         sys::NOT_SUPPORTED => c"operation not supported by neap's dry device",
@@ -58,6 +62,9 @@ pub extern "C" fn cudaGetErrorName(status: Status) -> *const c_char {
         sys::OUT_OF_MEMORY => c"cudaErrorMemoryAllocation",
         100 => c"cudaErrorNoDevice",
         INVALID_DEVICE => c"cudaErrorInvalidDevice",
+        98 => c"cudaErrorInvalidDeviceFunction",
+        kernels::NO_IMAGE => c"cudaErrorNoKernelImageForDevice",
+        sys::FILE_NOT_FOUND => c"cudaErrorFileNotFound",
         sys::NOT_FOUND => c"cudaErrorSymbolNotFound",
         sys::NOT_READY => c"cudaErrorNotReady",
         sys::NOT_SUPPORTED => c"cudaErrorNotSupported",

@@ -321,9 +321,7 @@ macro_rules! handles {
 }
 
 handles! {
-    cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleGetFunction
-    cuLibraryLoadData cuLibraryLoadFromFile cuLibraryGetKernel cuLibraryGetModule cuKernelGetFunction
-    cudaLibraryLoadData cudaLibraryGetKernel cuGraphInstantiateWithFlags cuGreenCtxCreate
+    cuGraphInstantiateWithFlags cuGreenCtxCreate
 }
 
 #[unsafe(no_mangle)]

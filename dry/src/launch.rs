@@ -1,10 +1,16 @@
-//! Kernels: registered, launched, never run. Each launch moves a virtual clock.
+//! Kernels: launched, never run. Each launch moves a virtual clock.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::cell::Cell;
+use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::device::fail;
+use crate::kernels::{NO_IMAGE, can_launch};
 use crate::library::dummy;
 use crate::sys::{SUCCESS, Status, put};
+
+/// `cudaErrorMissingConfiguration`
+const MISSING_CONFIGURATION: Status = 52;
 
 /// Kernels, copies and fills that were asked for since the start.
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
@@ -19,13 +25,40 @@ pub fn now() -> u64 {
     LAUNCHES.load(Ordering::Relaxed)
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn __cudaRegisterFatBinary(_: *const c_void) -> *mut c_void {
-    dummy()
+/// `cudaErrorNoKernelImageForDevice`, where a kernel's library has none for this device.
+fn launch(function: *const c_void) -> Status {
+    tick();
+    if can_launch(function) { SUCCESS } else { fail(NO_IMAGE) }
 }
 
-/// Defines functions that start a kernel and whose arguments do not matter.
+/// Defines functions that start a kernel: the first argument says which.
 macro_rules! launches {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(function: *const c_void) -> Status {
+            launch(function)
+        }
+    )* };
+}
+
+launches! {
+    cudaLaunchKernel __cudaLaunchKernel cudaLaunchCooperativeKernel cuLaunchKernel
+    cuLaunchCooperativeKernel
+}
+
+/// The same where the configuration comes before the kernel.
+macro_rules! configured_launches {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(_launch: *const c_void, function: *const c_void) -> Status {
+            launch(function)
+        }
+    )* };
+}
+
+configured_launches! { cudaLaunchKernelExC cuLaunchKernelEx }
+
+macro_rules! graph_launches {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> Status {
@@ -35,120 +68,45 @@ macro_rules! launches {
     )* };
 }
 
-launches! {
-    cudaLaunchKernel __cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel
-    cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cudaGraphLaunch cuGraphLaunch
+graph_launches! { cudaGraphLaunch cuGraphLaunch }
+
+/// `dim3`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Dimensions([c_uint; 3]);
+
+/// What `<<< >>>` says: grid, block, shared memory, stream.
+type Configuration = (Dimensions, Dimensions, usize, *mut c_void);
+
+thread_local! {
+    static PUSHED: Cell<Option<Configuration>> = const { Cell::new(None) };
 }
 
-/// The caller falls back on what the launch itself gives: a grid and a block of one, no shared
-/// memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaPushCallConfiguration(
+    grid: Dimensions,
+    block: Dimensions,
+    shared: usize,
+    stream: *mut c_void,
+) -> c_uint {
+    PUSHED.set(Some((grid, block, shared, stream)));
+    0
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaPopCallConfiguration(
-    grid: *mut [c_uint; 3],
-    block: *mut [c_uint; 3],
+    grid: *mut Dimensions,
+    block: *mut Dimensions,
     shared: *mut usize,
     stream: *mut *mut c_void,
 ) -> Status {
+    let Some(pushed) = PUSHED.take() else { return fail(MISSING_CONFIGURATION) };
     unsafe {
-        put(grid, [1; 3]);
-        put(block, [1; 3]);
-        put(shared, 0);
-        put(stream, std::ptr::null_mut());
+        put(grid, pushed.0);
+        put(block, pushed.1);
+        put(shared, pushed.2);
+        put(stream, pushed.3);
     }
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __cudaGetKernel(out: *mut *mut c_void, function: *mut c_void) -> Status {
-    unsafe { put(out, function) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaGetFuncBySymbol(
-    out: *mut *mut c_void,
-    function: *mut c_void,
-) -> Status {
-    unsafe { put(out, function) };
-    SUCCESS
-}
-
-/// The leading fields of `struct cudaFuncAttributes`.
-#[repr(C)]
-pub struct FunctionAttributes {
-    shared: usize,
-    constant: usize,
-    local: usize,
-    max_threads: c_int,
-    registers: c_int,
-    ptx_version: c_int,
-    binary_version: c_int,
-    cache_mode: c_int,
-    max_dynamic_shared: c_int,
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaFuncGetAttributes(
-    out: *mut FunctionAttributes,
-    _function: *const c_void,
-) -> Status {
-    let version = crate::config::config().capability;
-    let answer = FunctionAttributes {
-        shared: 0,
-        constant: 0,
-        local: 0,
-        max_threads: 1024,
-        registers: 32,
-        ptx_version: version,
-        binary_version: version,
-        cache_mode: 0,
-        max_dynamic_shared: 49152,
-    };
-    unsafe { put(out, answer) };
-    SUCCESS
-}
-
-/// The driver's counterpart: 0 is the largest block, 4 registers; 5 and 6 versions.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFuncGetAttribute(
-    out: *mut c_int,
-    which: c_int,
-    _function: *const c_void,
-) -> Status {
-    let version = crate::config::config().capability;
-    let value = match which {
-        0 => 1024,
-        4 => 32,
-        5 | 6 => version,
-        8 => 49152,
-        _ => 0,
-    };
-    unsafe { put(out, value) };
-    SUCCESS
-}
-
-/// Defines occupancy questions, whose first argument takes the answer.
-macro_rules! occupancies {
-    ($($name:ident)*) => { $(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(out: *mut c_int) -> Status {
-            unsafe { put(out, 2) };
-            SUCCESS
-        }
-    )* };
-}
-
-occupancies! {
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor
-    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cudaOccupancyMaxActiveClusters
-    cudaOccupancyMaxPotentialClusterSize cuOccupancyMaxActiveBlocksPerMultiprocessor
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters
-    cuOccupancyMaxPotentialClusterSize
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaOccupancyAvailableDynamicSMemPerBlock(out: *mut usize) -> Status {
-    unsafe { put(out, 49152) };
     SUCCESS
 }
 

@@ -15,17 +15,22 @@
 #![cfg(target_os = "linux")]
 
 mod config;
+mod cubin;
 mod device;
 mod driver;
+mod fatbin;
 mod frames;
 mod graph;
 mod ipc;
+mod kernels;
 mod launch;
 mod library;
 mod log;
+mod lz4;
 mod memory;
 mod nccl;
 mod nvml;
+mod occupancy;
 mod properties;
 mod python;
 mod read;
@@ -38,3 +43,4 @@ mod sys;
 mod transfer;
 mod virtual_memory;
 mod watch;
+mod zstd;

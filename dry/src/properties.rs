@@ -7,25 +7,36 @@ use crate::config::config;
 /// What a device of a given compute capability can hold, from the CUDA programming guide's table of
 /// technical specifications: shared memory a multiprocessor and a block (bytes), resident threads
 /// and blocks.
-struct Limits {
-    shared_per_multiprocessor: i32,
-    shared_per_block: i32,
-    threads: i32,
-    blocks: i32,
+pub struct Limits {
+    pub shared_per_multiprocessor: i32,
+    pub shared_per_block: i32,
+    /// What the system takes of each block's.
+    pub shared_reserved: i32,
+    pub threads: i32,
+    pub blocks: i32,
     l2: i32,
 }
 
-fn limits() -> Limits {
+/// Threads of a block, registers of a multiprocessor or block, and the shared memory that a block
+/// has without asking for more: alike everywhere.
+pub const MAX_THREADS: i32 = 1024;
+pub const REGISTERS: i32 = 65536;
+pub const SHARED_PER_BLOCK: i32 = 49152;
+
+/// The limits of this device.
+pub fn limits() -> Limits {
     let (kib, threads, blocks, l2) = match config().capability {
         60 => (64, 2048, 32, 4 << 20),
         61 | 62 => (96, 2048, 32, 3 << 20),
         70 | 72 => (96, 2048, 32, 6 << 20),
         75 => (64, 1024, 16, 6 << 20),
-        80 | 87 => (164, 2048, 32, 40 << 20),
+        80 => (164, 2048, 32, 40 << 20),
+        87 => (164, 1536, 16, 4 << 20),
         86 => (100, 1536, 16, 6 << 20),
         89 => (100, 1536, 24, 72 << 20),
         90 => (228, 2048, 32, 50 << 20),
         100 | 103 => (228, 2048, 32, 126 << 20),
+        110 => (228, 1536, 24, 32 << 20),
         _ => (100, 1536, 24, 96 << 20),
     };
     let per_block = match config().capability {
@@ -37,6 +48,7 @@ fn limits() -> Limits {
     Limits {
         shared_per_multiprocessor: kib << 10,
         shared_per_block: per_block << 10,
+        shared_reserved: if config().capability >= 80 { 1024 } else { 0 },
         threads,
         blocks,
         l2,
@@ -51,16 +63,16 @@ pub fn attribute(which: c_int, device: c_int) -> c_int {
             if which == 3 {
                 64
             } else {
-                1024
+                MAX_THREADS
             }
         }
         5 => i32::MAX,
         6 | 7 => 65535,
-        8 => 49152,
+        8 => SHARED_PER_BLOCK,
         9 => 65536,
         10 => 32,
         11 => i32::MAX,
-        12 => 65536,
+        12 | 82 => REGISTERS,
         13 => 1_500_000,
         14 => 512,
         16 => config().multiprocessors,
@@ -77,7 +89,6 @@ pub fn attribute(which: c_int, device: c_int) -> c_int {
         75 => config().capability / 10,
         76 => config().capability % 10,
         81 => limits.shared_per_multiprocessor,
-        82 => 65536,
         87 => 2,
         // Pageable memory is not the device's, nor is another GPU on the board; multicast and
         // GPUDirect are absent.
@@ -85,7 +96,7 @@ pub fn attribute(which: c_int, device: c_int) -> c_int {
         97 => limits.shared_per_block,
         106 => limits.blocks,
         108 | 109 => limits.l2 / 2,
-        111 => 1024,
+        111 => limits.shared_reserved,
         119 => 1,
         120 => (config().capability >= 90) as c_int,
         _ => 1,
@@ -111,6 +122,7 @@ struct Layout {
     cooperative: usize,
     shared_optin: usize,
     blocks: usize,
+    reserved: usize,
     pools: usize,
 }
 
@@ -132,6 +144,7 @@ const CUDA12: Layout = Layout {
     cooperative: 688,
     shared_optin: 696,
     blocks: 712,
+    reserved: 720,
     pools: 744,
 };
 
@@ -153,6 +166,7 @@ const CUDA13: Layout = Layout {
     cooperative: 668,
     shared_optin: 672,
     blocks: 688,
+    reserved: 696,
     pools: 720,
 };
 
@@ -169,11 +183,11 @@ pub unsafe fn fill(out: *mut u8, device: c_int, cuda13: bool) {
         let int = |at: usize, value: c_int| out.add(at).cast::<c_int>().write_unaligned(value);
         let size = |at: usize, value: u64| out.add(at).cast::<u64>().write_unaligned(value);
         size(288, config().total_bytes);
-        size(296, 49152);
-        int(304, 65536);
+        size(296, SHARED_PER_BLOCK as u64);
+        int(304, REGISTERS);
         int(308, 32);
         size(312, i32::MAX as u64);
-        int(320, 1024);
+        int(320, MAX_THREADS);
         for (i, value) in [1024, 1024, 64, i32::MAX, 65535, 65535].into_iter().enumerate() {
             int(324 + 4 * i, value);
         }
@@ -198,11 +212,12 @@ pub unsafe fn fill(out: *mut u8, device: c_int, cuda13: bool) {
         int(layout.threads, limits.threads);
         int(layout.threads + 4, 1);
         size(layout.shared, limits.shared_per_multiprocessor as u64);
-        int(layout.registers, 65536);
+        int(layout.registers, REGISTERS);
         int(layout.managed, 1);
         int(layout.cooperative, 1);
         size(layout.shared_optin, limits.shared_per_block as u64);
         int(layout.blocks, limits.blocks);
+        size(layout.reserved, limits.shared_reserved as u64);
         int(layout.pools, 1);
     }
 }

@@ -1,4 +1,5 @@
-//! The one lock, and what it guards. It is never held over a fork or while foreign code runs.
+//! The lock, and what it guards: all but kernels, which have their own. Neither is ever held over a
+//! fork or while foreign code runs.
 
 use std::cell::UnsafeCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,16 +23,21 @@ pub struct State {
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 static FORK: Once = Once::new();
 
-struct Held(UnsafeCell<Option<MutexGuard<'static, Option<State>>>>);
+type Guards =
+    (MutexGuard<'static, Option<State>>, MutexGuard<'static, Option<crate::kernels::Kernels>>);
+
+struct Held(UnsafeCell<Option<Guards>>);
 // SAFETY: only fork handlers touch it, and only between `prepare` and the handler after it, in one
 // thread.
 unsafe impl Sync for Held {}
 static HELD: Held = Held(UnsafeCell::new(None));
 
 extern "C" fn prepare() {
-    let guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    // The other lock is never taken under this one.
+    let kernels = crate::kernels::lock();
+    let state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: see `Held`.
-    unsafe { *HELD.0.get() = Some(guard) };
+    unsafe { *HELD.0.get() = Some((state, kernels)) };
 }
 
 extern "C" fn release() {
@@ -39,12 +45,17 @@ extern "C" fn release() {
     unsafe { *HELD.0.get() = None };
 }
 
-/// Runs `f` under the lock.
-pub fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+/// Sees to it that no fork leaves a lock taken.
+pub fn prepare_for_forks() {
     FORK.call_once(|| {
         // SAFETY: the handlers live as long as the process.
         unsafe { crate::sys::pthread_atfork(prepare, release, release) };
     });
+}
+
+/// Runs `f` under the lock.
+pub fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+    prepare_for_forks();
     let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     let state = guard.get_or_insert_with(|| State {
         memory: Memory::new(),

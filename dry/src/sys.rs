@@ -10,6 +10,8 @@ pub const INVALID_VALUE: Status = 1;
 /// `cudaErrorMemoryAllocation` and `CUDA_ERROR_OUT_OF_MEMORY`.
 pub const OUT_OF_MEMORY: Status = 2;
 pub const INVALID_DEVICE: Status = 101;
+/// `cudaErrorFileNotFound` and `CUDA_ERROR_FILE_NOT_FOUND`.
+pub const FILE_NOT_FOUND: Status = 301;
 /// `CUDA_ERROR_NOT_FOUND` and `cudaErrorSymbolNotFound`.
 pub const NOT_FOUND: Status = 500;
 /// `cudaErrorNotReady` and `CUDA_ERROR_NOT_READY`.
