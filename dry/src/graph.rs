@@ -15,8 +15,13 @@ pub struct Captures {
     last: u64,
     /// Stream to capture.
     streams: HashMap<u64, u64>,
-    /// Capture to the clock at its start.
+    /// Capture to the operations before it.
     started: HashMap<u64, u64>,
+}
+
+/// Kernels, copies and calls of libraries so far: what a graph has as its nodes.
+fn operations() -> u64 {
+    now() + crate::log::work()
 }
 
 impl Captures {
@@ -35,14 +40,14 @@ impl Captures {
     fn begin(&mut self, stream: u64) {
         self.last += 1;
         self.streams.insert(stream, self.last);
-        self.started.insert(self.last, now());
+        self.started.insert(self.last, operations());
     }
 
     /// Ends a stream's capture; the number of operations in it.
     fn end(&mut self, stream: u64) -> u64 {
         let Some(capture) = self.streams.remove(&stream) else { return 0 };
         self.streams.retain(|_, c| *c != capture);
-        self.started.remove(&capture).map_or(0, |start| now() - start)
+        self.started.remove(&capture).map_or(0, |start| operations() - start)
     }
 }
 

@@ -51,30 +51,43 @@ fn estimates() -> String {
     all.iter().map(|(name, count)| format!("estimate {name} {count}\n")).collect()
 }
 
+/// The generated stubs, and how often each was called.
+fn stubs() -> impl Iterator<Item = (&'static CStr, u64)> {
+    let counts = sys::symbol(c"neap_stub_counts") as *const u64;
+    let mut name = sys::symbol(c"neap_stub_names") as *const c_char;
+    let many = sys::symbol(c"neap_stub_many") as *const u64;
+    let there = !counts.is_null() && !name.is_null() && !many.is_null();
+    // SAFETY: the generator writes `many` counters and as many names, each closed by a zero byte.
+    let many = if there { unsafe { *many as usize } } else { 0 };
+    (0..many).map(move |i| unsafe {
+        let text = CStr::from_ptr(name);
+        name = name.add(text.count_bytes() + 1);
+        (text, counts.add(i).read_volatile())
+    })
+}
+
+/// How often stubs were called that stand for work of NVIDIA's libraries.
+pub fn work() -> u64 {
+    const LIBRARIES: [&str; 7] =
+        ["cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "nccl"];
+    const ARRANGING: [&str; 5] = ["Create", "Destroy", "Set", "Get", "Query"];
+    let works = |name: &CStr| {
+        let name = name.to_str().unwrap_or_default();
+        LIBRARIES.iter().any(|l| name.starts_with(l)) && !ARRANGING.iter().any(|a| name.contains(a))
+    };
+    stubs().filter(|(name, _)| works(name)).map(|(_, count)| count).sum()
+}
+
 /// Writes how often each generated stub was called, and each estimate given. Runs when the process
 /// ends; the Python side calls it as well, for processes that end by `_exit`.
 #[unsafe(no_mangle)]
 pub extern "C" fn neap_dry_flush() {
-    let counts = sys::symbol(c"neap_stub_counts") as *const u64;
-    let names = sys::symbol(c"neap_stub_names") as *const u8;
-    let many = sys::symbol(c"neap_stub_many") as *const u64;
-    if counts.is_null() || names.is_null() || many.is_null() || config().folder.is_none() {
+    if config().folder.is_none() {
         return;
     }
-    let mut lines = estimates();
-    // SAFETY: the generator writes `many` counters and as many names, each closed by a zero byte.
-    unsafe {
-        let mut name = names;
-        for i in 0..*many as usize {
-            let text = CStr::from_ptr(name.cast());
-            let count = counts.add(i).read_volatile();
-            if count > 0 {
-                lines += &format!("stub {} {count}\n", text.to_string_lossy());
-            }
-            name = name.add(text.count_bytes() + 1);
-        }
-    }
-    append(&lines);
+    let called = stubs().filter(|(_, count)| *count > 0);
+    let lines = called.map(|(name, n)| format!("stub {} {n}\n", name.to_string_lossy()));
+    append(&(estimates() + &lines.collect::<String>()));
 }
 
 #[used]

@@ -1,5 +1,6 @@
 //! Telling the Python side when the host reads the device.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,6 +17,36 @@ const COPIED: c_int = 2;
 #[unsafe(no_mangle)]
 pub extern "C" fn neap_dry_on_read(callback: Option<Callback>) {
     CALLBACK.store(callback.map_or(0, |f| f as usize), Ordering::SeqCst);
+}
+
+/// Reads of one size, as its bytes' logarithm, up to 16 bytes.
+const SIZES: usize = 5;
+
+thread_local! {
+    static ANSWERS: Cell<[u64; SIZES]> = const { Cell::new([0; SIZES]) };
+}
+
+/// What this thread reads of computed bytes from now on where it reads `bytes` at once: 1, 2, 4, 8
+/// or 16; 0 ends that. An operator of PyTorch's that looks at a result before it goes on takes 0
+/// for a failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn neap_dry_answer(bytes: u64, value: u64) {
+    let mut all = ANSWERS.get();
+    if bytes.is_power_of_two()
+        && let Some(answer) = all.get_mut(bytes.ilog2() as usize)
+    {
+        *answer = value;
+        ANSWERS.set(all);
+    }
+}
+
+/// What computed bytes read as, where this thread was given that.
+pub fn answer(bytes: u64) -> Option<[u8; 16]> {
+    let which = bytes.checked_ilog2().filter(|_| bytes.is_power_of_two())?;
+    let value = ANSWERS.get().get(which as usize).copied().filter(|value| *value != 0)?;
+    let mut answer = [0; 16];
+    answer[..8].copy_from_slice(&value.to_le_bytes());
+    Some(answer)
 }
 
 /// Tells of a read. No lock may be held: the callback takes Python's.

@@ -163,3 +163,52 @@ def test_what_a_launch_pushes_is_popped(neap: str, tmp_path: Path) -> None:
     """
     lines = printed(neap, tmp_path, script, "h100")
     assert lines == ["[2, 3, 4] [5, 6, 7] 88 99", "52"]
+
+
+def test_only_a_graph_without_work_is_called_empty(neap: str, tmp_path: Path) -> None:
+    script = """
+    import torch
+
+    a = torch.ones(8, 8, device="cuda")
+    a @ a
+    for work in (lambda: a @ a, lambda: a + a):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            work()
+    """
+    done = dry(neap, tmp_path, script, "h100")
+    assert done.returncode == 0, done.stderr
+    assert "CUDA Graph is empty" not in done.stderr
+    script = """
+    import torch
+
+    torch.ones(8, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        pass
+    """
+    assert "CUDA Graph is empty" in dry(neap, tmp_path, script, "h100").stderr
+
+
+def test_operators_that_look_at_results_run(neap: str, tmp_path: Path) -> None:
+    script = """
+    import warnings
+    import torch
+
+    warnings.simplefilter("error")
+
+    def values(*shape):
+        return torch.rand(*shape, device="cuda", requires_grad=True)
+
+    torch.normal(0.0, values(4)), torch.normal(values(4), values(4))
+    torch.distributions.Normal(values(3), values(3)).sample((2,))
+    weights = torch.ones(5, dtype=torch.int64, device="cuda")
+    values(4, 5).cov(fweights=weights, aweights=values(5)).sum().backward()
+    torch.corrcoef(values(4, 5)).sum().backward()
+    values(5000).mode(), torch.mode(values(2, 5000, 3), dim=1)
+    for _ in range(5):
+        torch.geqrf(values(3, 20, 10).detach())
+        torch.linalg.lstsq(values(3, 20, 10), values(3, 20, 2)).solution.sum().backward()
+        torch.linalg.pinv(values(3, 6, 4)).sum().backward()
+        torch.svd_lowrank(values(3, 20, 10), q=3), torch.pca_lowrank(values(20, 10), q=3)
+    print(float(values(1).detach()), bool((values(4) > 2).all()) in (True, False))
+    """
+    assert printed(neap, tmp_path, script, "h100") == ["0.0 True"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.dry import _answers, _counters, _data_dependent, _objects, _ranks, when_imported
+from neap.dry import _answers, _checks, _counters, _data_dependent, _objects, _ranks, when_imported
 from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
 from neap.dry._lines import _kind
@@ -79,6 +79,8 @@ class Session:
         if self.storages is not None:
             self.watch.after_step.append(self.storages.stepped)
             self.storages.start()
+        if self.memory.library is not None:
+            guarded(_checks.start)(self.memory.library)
         torch.cuda._lazy_call(guarded(self._device_used))
         if self.asked.record is not None:
             self._recording = ScriptRecording(
