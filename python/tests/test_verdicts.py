@@ -1,4 +1,4 @@
-"""What `neap dry` says of devices other than the one that it was run as, and of workspaces."""
+"""What `neap dry` says of other devices, of categories, and of lines that read the device."""
 
 from __future__ import annotations
 
@@ -87,3 +87,37 @@ def test_a_gradient_of_32_mib_is_no_workspace(neap: str, tmp_path: Path) -> None
         categories = form["processes"][0]["peak"]["categories"]
         assert categories["gradient"] >= 32 << 20
         assert categories["workspace"] == workspaces
+
+
+def test_a_line_that_reads_a_result_is_listed(neap: str, tmp_path: Path) -> None:
+    script = """
+    import torch
+
+    x = torch.ones(4, 4, device="cuda")
+    if (x @ x).sin().sum().item() < 1:
+        print("taken")
+    """
+    form = dry(neap, tmp_path, script)
+    assert [read["line"] for read in form["processes"][0]["reads"]] == [5]
+    assert "if no line listed" in form["certainty"]
+
+
+def test_categories_that_are_not_there_at_the_peak_are_listed(neap: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import torch
+
+            model = torch.nn.Linear(64, 64).cuda()
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.ones(65536, 64, device="cuda")).sin().sum().backward()
+            optimizer.step()
+            """
+        )
+    )
+    command = [neap, "dry", "--", sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("optimizer state")]
+    assert rows and rows[0][2:4] == ["0", "B"], done.stdout

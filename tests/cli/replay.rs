@@ -88,7 +88,12 @@ fn what_does_not_fit_is_a_no_and_what_has_no_limit_fits() {
     assert_eq!(figures, [1, 1, 4, 3, 2, 14_680_064 - 12_583_424]);
     let unlimited = folder.json(&["replay", "x.csv"]);
     assert_eq!((number(&unlimited, "ooms"), &unlimited["device_bytes"]), (0, &Value::Null));
-    assert_eq!(number(&folder.json(&["replay", "x.csv", "--device", "h100"]), "ooms"), 0);
+    let named = folder.json(&["replay", "x.csv", "--device", "h100"]);
+    assert_eq!(number(&named, "ooms"), 0);
+    // The file does not say what the script would ask of that device.
+    let assumes = named["assumes"].as_str().unwrap();
+    assert!(assumes.contains("if the script requests the same"), "{named}");
+    assert_eq!(unlimited["assumes"], Value::Null);
 }
 
 #[test]

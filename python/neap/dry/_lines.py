@@ -16,7 +16,8 @@ _PACKAGES = tuple(
 )
 _LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_DRY = os.path.join(_HERE, "dry", "")
+_WATCHES = (os.path.join(_HERE, "dry", ""), os.path.join(_HERE, "torch", "_quiet.py"))
+"""neap.dry, and what wraps its callbacks."""
 _OWN = 3
 _MOVES = os.path.join(_HERE, "torch", "")
 """neap.torch copies tensors to the host and back."""
@@ -54,7 +55,7 @@ def _code_kind(address: int) -> int:
         if code is None:
             return _OWN
         file = code.co_filename
-        kind = _codes[address] = _OWN if file.startswith(_DRY) else _kind(file)
+        kind = _codes[address] = _OWN if file.startswith(_WATCHES) else _kind(file)
         _known[address] = code
     return kind
 
@@ -95,7 +96,7 @@ def moves_memory(depth: int = 1) -> bool:
         _reader.done(words)
         return code is not None and code.co_filename.startswith(_MOVES)
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code.co_filename.startswith(_DRY):
+    while frame is not None and frame.f_code.co_filename.startswith(_WATCHES):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_MOVES)
 

@@ -1,5 +1,6 @@
 //! What `neap dry` says at the end, and its exit code.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context;
@@ -324,7 +325,11 @@ fn category_table(process: &Process, peak: &Peak) -> String {
     let phases: Vec<_> = process.categories_at_phase.iter().collect();
     columns.extend(phases.iter().map(|p| (p.phase.as_str(), Side::Right)));
     let mut table = Table::new(&columns);
-    let mut names: Vec<_> = peak.categories.iter().filter(|(_, b)| **b > 0).collect();
+    let held = |name: &String| {
+        let at = |c: &BTreeMap<String, u64>| c.get(name).is_some_and(|bytes| *bytes > 0);
+        at(&peak.categories) || phases.iter().any(|p| at(&p.categories))
+    };
+    let mut names: Vec<_> = peak.categories.iter().filter(|(name, _)| held(name)).collect();
     names.compact_sort_by_key(|(name, bytes)| (std::cmp::Reverse(**bytes), name.as_str()));
     for (name, bytes) in names {
         let others = phases.iter().map(|p| p.categories.get(name).copied().unwrap_or(0));

@@ -249,8 +249,8 @@ pub fn table(verdicts: &[Verdict]) -> String {
         return format!("\n{table}");
     }
     format!(
-        "\n{table}not known, since PyTorch takes other kernels there: {}: run with --device NAME, \
-         or with --all-devices\n",
+        "\n{table}not known, since PyTorch may take other kernels there (run with --device NAME, \
+         or with --all-devices): {}\n",
         unknown.join(", ")
     )
 }
