@@ -1,9 +1,9 @@
 //! A CUDA device that owns memory and computes nothing.
 //!
 //! Preloaded under an unmodified PyTorch, it lets the real dispatcher, autograd, optimizers and
-//! caching allocator run on a machine without a GPU. Every allocation is PyTorch's own and every
-//! kernel launch succeeds without doing anything, so a job's memory is exact; its results and its
-//! speed are not.
+//! caching allocator run on a machine without a GPU. Every allocation is PyTorch's own, and every
+//! launch of a kernel that the installed files have for the device succeeds without doing anything,
+//! so a job's memory is exact; its results and its speed are not.
 //!
 //! This library holds the functions that must answer something. Every other function that the
 //! installed NVIDIA libraries export is a stub that counts its calls and returns 0; `neap dry`

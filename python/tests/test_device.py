@@ -139,6 +139,8 @@ def test_a_device_without_kernels_fails_as_on_a_gpu(neap: str, tmp_path: Path) -
     done = dry(neap, tmp_path, script, "v100")
     assert done.returncode == 3
     assert "no kernel image is available for execution on the device" in done.stderr
+    assert "has no kernels for this device's compute capability, 7.0" in done.stderr
+    assert "it has them for t4, rtx2080ti" in done.stderr.replace("\n", " ")
 
 
 def test_what_a_launch_pushes_is_popped(neap: str, tmp_path: Path) -> None:

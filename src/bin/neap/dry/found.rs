@@ -195,6 +195,26 @@ pub struct DeviceLog {
     pub estimated: BTreeMap<String, u64>,
     /// Libraries that bring a CUDA runtime of their own, which this device does not serve.
     pub foreign: BTreeSet<String>,
+    /// A library without kernels for this device.
+    pub unserved: Option<Unserved>,
+}
+
+/// A library without kernels for a device: the device's compute capability, those for which it has
+/// kernels (major × 10 + minor), and its path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unserved {
+    pub capability: u32,
+    pub served: Vec<u32>,
+    pub library: String,
+}
+
+impl Unserved {
+    fn read(line: &str) -> Option<Self> {
+        let mut words = line.splitn(4, ' ').skip(1);
+        let capability = words.next()?.parse().ok()?;
+        let served = words.next()?.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+        Some(Self { capability, served, library: words.next()?.to_owned() })
+    }
 }
 
 /// What the start-up hook found in a Python process.
@@ -298,6 +318,9 @@ fn log(text: &str) -> DeviceLog {
                 let all = if kind == "stub" { &mut log.stubs } else { &mut log.estimated };
                 let entry = all.entry(words[1].to_owned()).or_default();
                 *entry = count.max(*entry);
+            }
+            (Some("unserved"), ..) => {
+                log.unserved = log.unserved.or_else(|| Unserved::read(line));
             }
             (Some("foreign"), ..) => {
                 log.foreign.extend(line.split_once(' ').map(|(_, library)| library.to_owned()));

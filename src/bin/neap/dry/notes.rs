@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use neap::device::builtin;
 use neap::units::Bytes;
 
 use super::Flags;
-use super::found::{DeviceLog, Exception, Found, Process};
+use super::found::{DeviceLog, Exception, Found, Process, Unserved};
 use super::linux::Ending;
 use super::report::{Outcome, Run};
 use crate::output::note;
@@ -221,6 +222,9 @@ fn device(flags: &Flags, log: &DeviceLog, process: &Process) {
         note(&format!("note: {name} was called {times} and did nothing"));
     }
     more(idle.len(), "functions that did nothing");
+    if let Some(unserved) = &log.unserved {
+        note(&no_kernels(unserved, &process.torch));
+    }
     for library in &log.foreign {
         note(&format!(
             "note: {library} brings a CUDA runtime of its own, to which this device does not \
@@ -234,6 +238,26 @@ fn device(flags: &Flags, log: &DeviceLog, process: &Process) {
             process.allocator
         ));
     }
+}
+
+/// Which devices a library has kernels for, where this one is none of them.
+fn no_kernels(unserved: &Unserved, torch: &str) -> String {
+    let Unserved { capability, served, library } = unserved;
+    let able = |of: u32| served.iter().any(|s| s / 10 == of / 10 && *s <= of);
+    let names = builtin::names();
+    let devices = names.iter().filter(|name| {
+        let profile = builtin::find(name).filter(|p| p.multiprocessors.is_some());
+        profile.is_some_and(|p| able(super::launch::Kernels::of(&p).capability))
+    });
+    let devices: Vec<_> = devices.map(ToString::to_string).collect();
+    let file = library.rsplit('/').next().unwrap_or_default();
+    format!(
+        "note: {file} under PyTorch {torch} has no kernels for this device's compute capability, \
+         {}.{}, on a real one neither; it has them for {}",
+        capability / 10,
+        capability % 10,
+        devices.join(", ")
+    )
 }
 
 fn more(count: usize, what: &str) {
