@@ -551,3 +551,37 @@ fn a_full_disk_is_named() {
         room.refuses(&format!("{line} /dev/full"), 2, &["/dev/full: cannot be written"]);
     }
 }
+
+#[test]
+fn tables_made_to_fill_memory_are_refused_at_their_first_long_row() {
+    let room = Room::new();
+    let jobs = "job,submit_s,persistent_bytes,ephemeral_bytes\n";
+    let memory = "workload,persistent_bytes,ephemeral_bytes\n";
+    room.put("jobs.csv", format!("{jobs}a,0,1,1\n"));
+    for (line, header) in [
+        ("share FILE", jobs),
+        ("share jobs.csv --memory FILE", memory),
+        ("train FILE", "key,ns\n"),
+        ("place FILE", "id,lower,upper,size\n"),
+    ] {
+        // Half a mebibyte of gzip, half a gibibyte of text.
+        for (head, unit) in
+            [(header, ","), (header, "x"), (&*format!("{header}\""), "x\n"), ("", "key,")]
+        {
+            room.bomb("bomb.csv.gz", head, unit, 512);
+            // More than the program itself takes, and far less than the text.
+            let line = line.replace("FILE", "bomb.csv.gz");
+            let limited = format!("ulimit -v 400000; exec \"$0\" {line}");
+            let output = Command::new("sh")
+                .args(["-c", &limited, env!("CARGO_BIN_EXE_neap")])
+                .current_dir(room.0.path())
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            let at = if head.is_empty() { 1 } else { 2 };
+            let place = format!("bomb.csv.gz: line {at}: is longer than 64.0 KiB");
+            assert_eq!(output.status.code(), Some(2), "{line}: {text}");
+            assert!(text.contains(&place), "{line}: {text}");
+        }
+    }
+}

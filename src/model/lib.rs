@@ -9,6 +9,8 @@ pub mod units;
 
 pub mod files;
 
+pub mod records;
+
 pub mod parallel;
 
 pub mod compact;

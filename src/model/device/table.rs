@@ -11,10 +11,13 @@ use super::library::Chosen;
 use super::{Profile, roofline};
 use crate::files::{self, FileError, LineError};
 use crate::job::{Arg, Operator};
+use crate::records::{self, Records};
 use crate::units::{Bytes, Nanos};
 
 /// The largest file that is read, far above any table of operators.
 const LARGEST_FILE: u64 = 256 << 20;
+/// The most rows that are read.
+const MOST: usize = 1 << 20;
 
 /// One measurement, as a line of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -147,6 +150,9 @@ pub enum LatencyError {
 pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
     let at = |line, problem| LatencyError::from(LineError { path: path.to_owned(), line, problem });
     let broken = |error: csv::Error| {
+        if let Some((line, problem)) = records::unread(&error) {
+            return at(line, problem);
+        }
         let line = error.position().map_or(1, csv::Position::line);
         let problem = match error.kind() {
             csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
@@ -161,13 +167,15 @@ pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
         };
         at(line, problem)
     };
-    let content = files::read(path, LARGEST_FILE)?;
-    let mut reader = csv::Reader::from_reader(content.as_slice());
+    let mut reader = csv::Reader::from_reader(Records::open(path, LARGEST_FILE)?);
     let columns = columns(reader.headers().map_err(broken)?).map_err(|problem| at(1, problem))?;
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.map_err(broken)?;
         let line = record.position().map_or(0, csv::Position::line);
+        if rows.len() == MOST {
+            return Err(at(line, format!("more than {MOST} rows; leave some out")));
+        }
         rows.push(row(&columns, &record).map_err(|problem| at(line, problem))?);
     }
     if rows.is_empty() {

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::check::{self, Held};
 use super::{Item, Layout};
-use crate::files::{self, FileError};
+use crate::files::FileError;
+use crate::records::{self, Records};
 
 /// The most rows that are read: with more, first fit alone would take minutes.
 pub const ROWS: usize = 100_000;
@@ -106,13 +107,13 @@ impl Problem {
     /// When it can't be read, has no items or too many, or a line is wrong. The error names the
     /// line and the remedy.
     pub fn read(path: &Path) -> Result<Self, ProblemError> {
-        let bytes = files::read(path, LARGEST_FILE)?;
+        let content = Records::open(path, LARGEST_FILE)?;
         let fail = |line: u64, problem: String| ProblemError::Line {
             path: path.to_owned(),
             line,
             problem,
         };
-        let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(&*bytes);
+        let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(content);
         let mut record = csv::StringRecord::new();
         let mut columns = None;
         let mut problem = Self::default();
@@ -123,6 +124,9 @@ impl Problem {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
+                    if let Some((line, problem)) = records::unread(&error) {
+                        return Err(fail(line, problem));
+                    }
                     let line = error.position().map_or(1, csv::Position::line);
                     let what = match error.kind() {
                         csv::ErrorKind::Utf8 { .. } => {

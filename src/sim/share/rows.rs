@@ -5,7 +5,8 @@ use std::path::Path;
 
 use csv::{ErrorKind, Position, ReaderBuilder, StringRecord, Trim};
 
-use crate::files::{self, FileError, LineError};
+use crate::files::{FileError, LineError};
+use crate::records::{self, Records};
 use crate::units::{Bytes, Nanos, saturated};
 
 /// A table that cannot be used.
@@ -80,9 +81,12 @@ pub(super) fn open<H>(
     head: impl FnOnce(&StringRecord) -> Result<H, String>,
     mut each: impl FnMut(&H, &StringRecord, u64) -> Result<(), String>,
 ) -> Result<(), RowsError> {
-    let content = files::read(path, largest)?;
-    let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(content.as_slice());
+    let content = Records::open(path, largest)?;
+    let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(content);
     let broken = |error: csv::Error| {
+        if let Some((line, problem)) = records::unread(&error) {
+            return RowsError::at(path, line, problem);
+        }
         let problem = match error.kind() {
             ErrorKind::UnequalLengths { expected_len, len, .. } => {
                 format!("has {len} cells where the heading has {expected_len}")
