@@ -3,6 +3,8 @@
 //! On the tiny fixtures only, so that it stays quick without optimisation.
 
 mod accounting;
+#[cfg(target_os = "linux")]
+mod cached;
 mod compare;
 #[cfg(feature = "cuda")]
 mod cuda;

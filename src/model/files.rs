@@ -42,17 +42,46 @@ pub struct LineError {
 /// # Errors
 /// When it can't be opened, is a directory, or its first bytes can't be read.
 pub fn open(path: &Path) -> Result<Box<dyn BufRead>, FileError> {
-    let fail = |e| FileError::new(path, "cannot be read", e);
-    let file = File::open(path).map_err(fail)?;
-    if file.metadata().map_err(fail)?.is_dir() {
-        return Err(fail(io::Error::new(
-            io::ErrorKind::IsADirectory,
-            "it is a directory; name a file",
-        )));
+    let file = File::open(path).map_err(|e| unread(path, e))?;
+    opened(path, file)
+}
+
+/// The same for a path that another process has named: pipes and devices, which could be waited for
+/// without end, are refused.
+///
+/// # Errors
+/// As [`open`], and where it is no file.
+pub fn open_regular(path: &Path) -> Result<Box<dyn BufRead>, FileError> {
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        libc::O_NONBLOCK | libc::O_NOCTTY,
+    );
+    let file = options.open(path).map_err(|e| unread(path, e))?;
+    if file.metadata().map_err(|e| unread(path, e))?.is_file() {
+        opened(path, file)
+    } else {
+        let problem = "it is a pipe, a device or a directory; name a file";
+        Err(unread(path, io::Error::other(problem)))
+    }
+}
+
+fn unread(path: &Path, cause: io::Error) -> FileError {
+    FileError::new(path, "cannot be read", cause)
+}
+
+fn opened(path: &Path, file: File) -> Result<Box<dyn BufRead>, FileError> {
+    if file.metadata().map_err(|e| unread(path, e))?.is_dir() {
+        return Err(unread(
+            path,
+            io::Error::new(io::ErrorKind::IsADirectory, "it is a directory; name a file"),
+        ));
     }
     remember(path);
     let mut reader = BufReader::with_capacity(1 << 16, file);
-    let gzipped = reader.fill_buf().map_err(fail)?.starts_with(&[0x1f, 0x8b]);
+    let gzipped = reader.fill_buf().map_err(|e| unread(path, e))?.starts_with(&[0x1f, 0x8b]);
     Ok(if gzipped {
         Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(reader)))
     } else {

@@ -9,6 +9,8 @@ pub mod units;
 
 pub mod files;
 
+pub mod private;
+
 pub mod records;
 
 pub mod parallel;

@@ -31,3 +31,14 @@ pub fn request_at_signals(stop: &Stop) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// From now on signals request `stop`, and none ends the process before it has cleaned up.
+///
+/// # Errors
+/// As [`request_at_signals`].
+pub fn only_request_at_signals(stop: &Stop) -> anyhow::Result<()> {
+    for signal in SIGNALS {
+        flag::register(signal, stop.flag()).context("a signal handler cannot be set")?;
+    }
+    Ok(())
+}

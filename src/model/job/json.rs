@@ -4,7 +4,7 @@
 //! [`Graph::new`] checks the content. The serde types are in `form`.
 
 use std::collections::HashMap;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -56,13 +56,26 @@ pub fn read(path: &Path) -> Result<Graph, ReadError> {
     resolve(file).map_err(|e| ReadError::content(path, e))
 }
 
+/// Reads a graph whose path another process has named: never from a pipe or a device.
+///
+/// # Errors
+/// As [`read`], and where it is no file.
+pub fn read_regular(path: &Path) -> Result<Graph, ReadError> {
+    let file: GraphFile<'_> = parse_from(files::open_regular(path)?, path)?;
+    resolve(file).map_err(|e| ReadError::content(path, e))
+}
+
 /// Reads any JSON file into its serde type as a stream, so that a file of another form fails early
 /// and takes little memory.
 ///
 /// # Errors
 /// An error that names the file, the line and column, and what was found.
 pub fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, ReadError> {
-    let mut reader = BufReader::with_capacity(1 << 16, files::open(path)?.take(LARGEST));
+    parse_from(files::open(path)?, path)
+}
+
+fn parse_from<T: DeserializeOwned>(file: Box<dyn BufRead>, path: &Path) -> Result<T, ReadError> {
+    let mut reader = BufReader::with_capacity(1 << 16, file.take(LARGEST));
     let result = serde_json::from_reader(&mut reader);
     let exhausted = reader.get_ref().limit() == 0;
     result.map_err(|e| {

@@ -1,9 +1,10 @@
 //! Starts the command under the device and waits for it.
 
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::{env, io};
 
 use anyhow::{Context, bail};
@@ -139,7 +140,7 @@ pub fn command(
             command.env(name, std::path::absolute(path)?);
         }
     }
-    command.env("NEAP_DRY_DIR", scratch);
+    command.env("NEAP_DRY_DIR", scratch).env("NEAP_CACHE", &unpacked.cache);
     command.env("NEAP_DRY_EXE", env::current_exe().context("this executable cannot be found")?);
     command.env_remove("NEAP_DRY_TORCH");
     hide_real_gpus(&mut command);
@@ -177,18 +178,19 @@ pub const AT_ONCE: usize = 2;
 
 /// The children that signals go on to; 0 for none.
 static CHILDREN: [AtomicI32; AT_ONCE] = [const { AtomicI32::new(0) }; AT_ONCE];
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// The last signal that asked this process to end; 0 for none.
+static ASKED: AtomicI32 = AtomicI32::new(0);
 
 /// Whether a signal asked this process to end.
 pub fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::SeqCst)
+    ASKED.load(Ordering::SeqCst) != 0
 }
 
 /// Passes a signal on to the children, unless a terminal sent it: then the child has it already.
 extern "C" fn forward(signal: libc::c_int, about: *const libc::siginfo_t, _: *mut libc::c_void) {
     /// The kernel sent it, not a process.
     const KERNEL: libc::c_int = 0x80;
-    INTERRUPTED.store(true, Ordering::SeqCst);
+    ASKED.store(signal, Ordering::SeqCst);
     // SAFETY: the kernel gives a valid structure, since the handler asks for one.
     let by_terminal = unsafe { (*about).si_code } == KERNEL;
     for child in &CHILDREN {
@@ -200,7 +202,9 @@ extern "C" fn forward(signal: libc::c_int, about: *const libc::siginfo_t, _: *mu
     }
 }
 
-fn forward_signals() {
+/// From now on signals that ask this process to end go on to the command, and do not end this
+/// process, which still has to clean up and to report.
+pub fn forward_signals() {
     let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *mut libc::c_void) = forward;
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: a zeroed action is a valid one, and the handler does nothing but what a signal
@@ -214,14 +218,17 @@ fn forward_signals() {
     }
 }
 
-/// Starts the command and waits for it. Signals are passed on to the command and do not end this
-/// process, which still has to report.
+/// Starts the command and waits for it, with signals passed on. Where one has come before, the
+/// command is not started, and ends as by that signal.
 ///
 /// # Errors
 /// When the command can't be started.
 pub fn run(mut command: Command) -> anyhow::Result<ExitStatus> {
     let program = PathBuf::from(command.get_program());
     forward_signals();
+    if interrupted() {
+        return Ok(ExitStatus::from_raw(ASKED.load(Ordering::SeqCst)));
+    }
     let mut child: Child = match command.spawn() {
         Ok(child) => child,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -239,6 +246,11 @@ pub fn run(mut command: Command) -> anyhow::Result<ExitStatus> {
         slot.compare_exchange(0, id, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     };
     let slot = CHILDREN.iter().find(free);
+    if interrupted() {
+        // It came before the child was known.
+        // SAFETY: kill takes any number, and the child has not been waited for.
+        unsafe { libc::kill(id, ASKED.load(Ordering::SeqCst)) };
+    }
     let status = child.wait();
     if let Some(slot) = slot {
         slot.store(0, Ordering::SeqCst);

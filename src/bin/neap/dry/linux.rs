@@ -8,6 +8,7 @@ use std::{env, fs, io, thread};
 
 use anyhow::Context;
 use neap::device::{Profile, profile};
+use neap::private;
 use tempfile::TempDir;
 
 use super::against::Recorded;
@@ -39,6 +40,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let recorded = flags.check_against.as_deref().map(Recorded::read).transpose()?;
     let profile = profile::load(&flags.device)?;
     let memory = Memory::asked(flags, &profile)?;
+    // From before there is a folder that a signal could leave behind.
+    launch::forward_signals();
     let scratch = scratch()?;
     let unpacked = unpack::unpack(scratch.path())?;
     let mut command = launch::command(flags, &profile, memory, &unpacked, scratch.path())?;
@@ -89,11 +92,9 @@ fn second_run(
 /// A run's own folder.
 ///
 /// # Errors
-/// When none can be made.
+/// When it can't be made.
 pub fn scratch() -> anyhow::Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("neap-dry-")
-        .tempdir()
+    private::temporary("neap-dry-", None)
         .context("no scratch folder can be made; TMPDIR names another place")
 }
 

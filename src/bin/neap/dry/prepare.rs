@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -13,7 +14,7 @@ use object::read::elf::{FileHeader, SectionHeader, Sym};
 use sha2::{Digest, Sha256};
 
 use super::stubs::{self, Stub};
-use super::unpack::Unpacked;
+use super::unpack::{self, Unpacked};
 use neap::compact::CompactSort;
 
 /// NVIDIA's libraries that get stubs, by how their file names begin. What compiles code (nvrtc,
@@ -76,9 +77,9 @@ pub fn prepare(torch: &Path, unpacked: &Unpacked, scratch: &Path) -> anyhow::Res
             torch.display()
         );
     };
-    let name = format!("stubs-{}", fingerprint(torch, &version)?);
+    let name = format!("{}{}", unpack::STUBS, fingerprint(torch, &version)?);
     let mut folder = unpacked.root.join(&name);
-    if !folder.join("libnvidia-ml.so.1").exists() {
+    if !are_whole(&folder, unpacked) {
         let bytes = stubs(torch, unpacked)?;
         if write(&folder, &bytes, unpacked).is_err() {
             // The cache was filled by another user, or became full.
@@ -104,15 +105,34 @@ fn stubs(torch: &Path, unpacked: &Unpacked) -> anyhow::Result<Vec<u8>> {
     stubs::write("libcuda.so.1", &["libneap_dry.so"], &all)
 }
 
+/// The stubs' names: the driver's and NVML's, for the loader, and the hash of what they hold.
+const DRIVER_FILE: &str = "libcuda.so.1";
+const NVML_FILE: &str = "libnvidia-ml.so.1";
+const HASH_FILE: &str = "sha256";
+/// Another name of the device library.
+const LINK: &str = "libcuda.so";
+
 fn write(folder: &Path, bytes: &[u8], unpacked: &Unpacked) -> anyhow::Result<()> {
-    super::unpack::folder_by_rename(folder, |new| {
-        fs::write(new.join("libcuda.so.1"), bytes)?;
+    let whole = |folder: &Path| are_whole(folder, unpacked);
+    unpack::folder_by_rename(folder, whole, |new| {
+        unpack::put(&new.join(DRIVER_FILE), bytes)?;
+        unpack::put(&new.join(HASH_FILE), &Sha256::digest(bytes))?;
         // One file under two names is one library to the loader.
-        fs::hard_link(new.join("libcuda.so.1"), new.join("libnvidia-ml.so.1"))?;
+        fs::hard_link(new.join(DRIVER_FILE), new.join(NVML_FILE))?;
         // Triton in PyTorch 2.6 links its launcher against libcuda.so: any library with symbols in
         // sections does.
-        std::os::unix::fs::symlink(&unpacked.device, new.join("libcuda.so"))
+        std::os::unix::fs::symlink(&unpacked.device, new.join(LINK))
     })
+}
+
+/// Whether stubs are as they were written.
+fn are_whole(folder: &Path, unpacked: &Unpacked) -> bool {
+    let read = |name: &str| fs::read(folder.join(name)).unwrap_or_default();
+    let file = |name: &str| fs::metadata(folder.join(name)).ok().map(|m| (m.dev(), m.ino()));
+    file(DRIVER_FILE).is_some()
+        && file(DRIVER_FILE) == file(NVML_FILE)
+        && fs::read_link(folder.join(LINK)).is_ok_and(|to| to == unpacked.device)
+        && read(HASH_FILE) == Sha256::digest(read(DRIVER_FILE)).as_slice()
 }
 
 /// `cuda = '13.0'` or `cuda: Optional[str] = '12.4'` in version.py.

@@ -2,6 +2,7 @@
 //! device and run again.
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -13,6 +14,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use neap::compact::CompactSort;
 use neap::device::profile;
+use neap::private;
 use neap::run::Stop;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -29,6 +31,8 @@ use crate::signals;
 /// The format of what `--save-plan` writes, and its version.
 const FORMAT: &str = "neap.torch.schedule";
 const VERSION: u64 = 1;
+/// The bytes of such a file that are read.
+const LARGEST_PLAN: u64 = 256 << 20;
 /// The optimizer steps of a dry run: three to watch, the others to learn what the allocator
 /// reserves under the plan.
 const DRY_STEPS: u64 = 9;
@@ -61,6 +65,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(plan) = &flags.plan {
         judge(plan)?;
     }
+    let stop = Stop::default();
+    // From before there is anything that a signal could leave behind.
+    if flags.command.is_empty() {
+        signals::only_request_at_signals(&stop)?;
+    } else {
+        launch::forward_signals();
+    }
     let server = match (&flags.serve, flags.budget) {
         (Some(path), Some(Budget::Bytes(budget))) => Some(Server::start(path, budget, device)?),
         (Some(_), _) => bail!("--serve: the budget of several scripts is in bytes, such as 12GiB"),
@@ -71,7 +82,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let Some(server) = server else { return script(flags, as_json) };
     if flags.command.is_empty() {
-        return until_interrupted(&server);
+        return Ok(until_interrupted(&server, &stop));
     }
     let answer = script(flags, as_json);
     if server.scripts() > 0 {
@@ -84,9 +95,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 }
 
 /// Divides the budget among scripts until a signal comes.
-fn until_interrupted(server: &Server) -> anyhow::Result<Answer> {
-    let stop = Stop::default();
-    signals::request_at_signals(&stop)?;
+fn until_interrupted(server: &Server, stop: &Stop) -> Answer {
     note("note: waiting for scripts that join; Ctrl-C ends this");
     while !stop.flag().load(Ordering::SeqCst) {
         thread::sleep(LOOK);
@@ -94,7 +103,7 @@ fn until_interrupted(server: &Server) -> anyhow::Result<Answer> {
     if server.scripts() > 0 {
         note("note: the scripts that have joined go on with the shares that they have");
     }
-    Ok(Answer::Yes)
+    Answer::Yes
 }
 
 /// Runs a script.
@@ -134,9 +143,8 @@ fn code(status: ExitStatus) -> u8 {
 
 /// Refuses a file that is no plan before anything runs.
 fn judge(plan: &Path) -> anyhow::Result<()> {
-    let text =
-        fs::read_to_string(plan).with_context(|| format!("{}: cannot be read", plan.display()))?;
-    let form: Value = serde_json::from_str(&text)
+    let mut file = neap::files::open_regular(plan)?.take(LARGEST_PLAN);
+    let form: Value = serde_json::from_reader(&mut file)
         .with_context(|| format!("{}: is not JSON; --save-plan writes plans", plan.display()))?;
     if form["format"] != FORMAT {
         bail!("{}: is no {FORMAT}; `neap torch --save-plan FILE` writes one", plan.display());
@@ -152,9 +160,7 @@ fn judge(plan: &Path) -> anyhow::Result<()> {
 }
 
 fn scratch() -> anyhow::Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("neap-torch-")
-        .tempdir()
+    private::temporary("neap-torch-", None)
         .context("no scratch folder can be made; TMPDIR names another place")
 }
 
@@ -169,6 +175,7 @@ fn run(
     let mut command = Command::new(program);
     command.args(arguments);
     environment(&mut command, flags, plan, scratch)?;
+    command.env("NEAP_CACHE", &unpacked.cache);
     paths(&mut command, &[&unpacked.torch_hook, &unpacked.python])?;
     if let Some(path) = &flags.save_plan {
         command.env("NEAP_TORCH_SAVE_PLAN", std::path::absolute(path)?);

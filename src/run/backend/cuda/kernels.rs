@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 
+use neap_model::private;
 use sha2::{Digest, Sha256};
 
 use super::launch::Family;
@@ -170,16 +171,23 @@ pub fn code(
 fn place(family: Family, arch: &str) -> Option<PathBuf> {
     let hash = Sha256::digest(format!("13\0{arch}\0{}", family.source()));
     let hash: String = hash.iter().map(|b| format!("{b:02x}")).collect();
-    Some(files::cache()?.join(format!("{}-{arch}-{hash}.cubin", family.name())))
+    let folder = files::cache()?;
+    // A folder that the caller names may be one that others fill on purpose.
+    if std::env::var_os("NEAP_CACHE").is_none() {
+        private::folder(&folder).ok()?;
+    }
+    Some(folder.join(format!("{}-{arch}-{hash}.cubin", family.name())))
 }
 
 /// Appears whole or not at all.
 fn keep(family: Family, arch: &str, code: &[u8]) -> Option<()> {
     let path = place(family, arch)?;
     let folder = path.parent()?;
-    std::fs::create_dir_all(folder).ok()?;
+    private::make(folder).ok()?;
     let mut file = tempfile::NamedTempFile::new_in(folder).ok()?;
     std::io::Write::write_all(&mut file, code).ok()?;
+    // Else a loss of power could leave the name without the content.
+    file.as_file().sync_all().ok()?;
     file.persist(&path).ok()?;
     Some(())
 }
