@@ -20,6 +20,8 @@ mod replay;
 mod reserved;
 mod round;
 mod score;
+#[cfg(target_os = "linux")]
+pub mod served;
 mod service;
 mod share;
 mod supported;

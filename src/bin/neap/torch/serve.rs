@@ -2,50 +2,78 @@
 //!
 //! A script sends one JSON object a line: first `{"join": NAME, "graph": FILE}` or `{"join": NAME,
 //! "fixed_bytes": B}`, then `{"took_bytes": B}` each time when it keeps to an offer. It is sent
-//! [`Offer`]s, one a line. A script has gone when its connection ends, however that came about.
+//! [`Offer`]s, one a line, or `{"refused": WHY}` before its connection ends. A script has gone when
+//! its connection ends, however that came about.
+//!
+//! One thread divides. It waits for nothing but the next event: graphs are read and plans are made
+//! beside it, each for a limited time, and what a script does not read in time ends its connection.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
+use neap::private;
 use neap::units::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::shares::{Need, Offer, Offers, Shares};
+use super::shares::{Need, Next, Offers, Shares};
 use crate::output::note;
 
 /// The longest line that is read.
 const LINE: u64 = 64 << 10;
+/// The longest path that can be connected to, in bytes.
+const LONGEST_PATH: usize = 107;
+/// How long nothing is accepted after that failed.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long a script may take to read an offer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a script says.
+/// How long a graph may take to read.
+const READING: Duration = Duration::from_secs(60);
+/// How long a plan of all scripts may take.
+const PLANNING: Duration = Duration::from_secs(120);
+/// How many readings and plans are under way at once, those included that took too long and go on.
+/// Others wait for one of them to end.
+const MOST: usize = 16;
+
+/// What a script says. Other keys are of a later neap's, and are not looked at.
 #[derive(Deserialize)]
-#[serde(untagged, deny_unknown_fields)]
+#[serde(untagged)]
 enum Said {
     Graph { join: String, graph: PathBuf },
     Fixed { join: String, fixed_bytes: u64 },
     Took { took_bytes: u64 },
 }
 
+/// Why a script gets no share.
+#[derive(Serialize)]
+struct Refusal {
+    refused: String,
+}
+
 enum Event {
     Came(u64, UnixStream),
-    Said(u64, Said),
+    Joins(u64, String, Result<Need, String>),
+    Took(u64, Bytes),
     Left(u64),
+    /// A plan of all for the change of this number.
+    Planned(u64, Result<Vec<u64>, String>),
 }
 
 /// A socket on which scripts join, until it is dropped.
 pub struct Server {
     path: PathBuf,
+    file: Option<(u64, u64)>,
     scripts: Arc<AtomicUsize>,
 }
 
@@ -57,11 +85,20 @@ impl Server {
     pub fn start(path: &Path, budget: Bytes, device: Profile) -> anyhow::Result<Self> {
         let listener = bind(path)?;
         let scripts = Arc::new(AtomicUsize::new(0));
+        let server = Self { path: path.to_owned(), file: file(path), scripts };
+        // What can't be joined is no server: the error removes it.
+        absolute(path)
+            .and_then(UnixStream::connect)
+            .with_context(|| format!("--serve: {} can't be joined", path.display()))?;
         let (sender, receiver) = mpsc::channel();
-        let count = Arc::clone(&scripts);
-        thread::spawn(move || divide(Shares::new(budget, device), &receiver, &count));
-        thread::spawn(move || accept(&listener, &sender));
-        Ok(Self { path: path.to_owned(), scripts })
+        let (count, events) = (Arc::clone(&server.scripts), sender.clone());
+        let device = Arc::new(device);
+        let shares = Shares::new(budget, Arc::clone(&device));
+        thread::spawn(move || {
+            Division { shares, events, streams: BTreeMap::new() }.go_on(&receiver, &count)
+        });
+        thread::spawn(move || accept(&listener, &sender, &device));
+        Ok(server)
     }
 
     /// How many scripts have joined.
@@ -72,36 +109,58 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        // Unless another server has taken its place meanwhile.
+        if file(&self.path) == self.file {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+/// What tells a file from others at the same path.
+fn file(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|about| (about.dev(), about.ino()))
 }
 
 fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     let name = path.display();
-    let kind = fs::symlink_metadata(path).map(|found| found.file_type());
-    if kind.is_ok_and(|kind| !kind.is_socket()) {
+    let found = fs::symlink_metadata(path).ok();
+    if found.as_ref().is_some_and(|found| !found.file_type().is_socket()) {
         bail!("--serve: {name} exists and is not a socket of neap's; name another path");
-    }
-    match UnixStream::connect(path) {
-        Ok(_) => bail!("--serve: a neap listens on {name} already; --join {name} joins it"),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => bail!(
-            "--serve: {name} is a socket on which no process listens any more; remove it, or name \
-             another"
-        ),
-        // Nothing is there, or what is there can't be used, which linking finds.
-        Err(_) => {}
     }
     let folder = match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
         Some(parent) => parent,
         None => bail!("--serve: {name} is not a path for a socket"),
     };
+    let length = absolute(path).map_or(usize::MAX, |whole| whole.as_os_str().len());
+    if length > LONGEST_PATH {
+        bail!("--serve: {name} is too long for a socket's path; use a shorter path");
+    }
+    let listens = || format!("--serve: a neap listens on {name} already; --join {name} joins it");
     // Others must not connect before the permissions are set: it is made in a folder of this
     // user's, and then gets its name.
-    let made = tempfile::Builder::new()
-        .prefix(".neap-")
-        .tempdir_in(folder)
+    let made = private::temporary(".neap-", Some(folder))
         .with_context(|| format!("--serve: {} cannot be written to", folder.display()))?;
+    if let Some(found) = found {
+        let dead = |path: &Path| {
+            let refused = UnixStream::connect(path).err().map(|error| error.kind());
+            refused == Some(io::ErrorKind::ConnectionRefused)
+        };
+        if !dead(path) {
+            bail!(listens());
+        }
+        if found.uid() != private::user() {
+            bail!("--serve: {name} is a socket of another user's; name another path");
+        }
+        // A server of this user's ended without removing it. Out of the way it is looked at once
+        // more, since another server may have taken its place meanwhile.
+        let old = made.path().join("old");
+        fs::rename(path, &old).with_context(|| format!("--serve: {name} can't be removed"))?;
+        if !dead(&old) {
+            let _ = fs::hard_link(&old, path);
+            bail!(listens());
+        }
+    }
     let first = made.path().join("s");
     let listener = UnixListener::bind(&first)
         .with_context(|| format!("--serve: no socket can be made at {name}; use a shorter path"))?;
@@ -111,17 +170,20 @@ fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Whether a server listens on a path.
+/// Whether a server of this user's listens on a path.
 ///
 /// # Errors
 /// When none does; the error names the remedy.
 pub fn reachable(path: &Path) -> anyhow::Result<()> {
     let name = path.display();
     match UnixStream::connect(path) {
-        Ok(_) => Ok(()),
+        Ok(stream) => match peer(&stream) {
+            Some(user) if user == private::user() => Ok(()),
+            _ => bail!("--join: a process of another user listens on {name}; name another socket"),
+        },
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => bail!(
-            "--join: no process listens on {name} any more; remove it and start `neap torch \
-             --serve {name} --budget BYTES`"
+            "--join: no process listens on {name} any more; start `neap torch --serve {name} \
+             --budget BYTES`"
         ),
         Err(error) if error.kind() == io::ErrorKind::NotFound => bail!(
             "--join: there is no {name}; start `neap torch --serve {name} --budget BYTES` first"
@@ -130,23 +192,51 @@ pub fn reachable(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn accept(listener: &UnixListener, events: &Sender<Event>) {
-    for (id, stream) in (0u64..).zip(listener.incoming().flatten()) {
-        let Ok(writer) = stream.try_clone() else { continue };
+/// The user at a socket's other end.
+fn peer(stream: &UnixStream) -> Option<u32> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into `found`, which has as many.
+    let done = unsafe {
+        let at = (&raw mut found).cast();
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            at,
+            &raw mut length,
+        )
+    };
+    (done == 0).then_some(found.uid)
+}
+
+fn accept(listener: &UnixListener, events: &Sender<Event>, device: &Arc<Profile>) {
+    let mut id = 0;
+    loop {
+        // Without room for another file it is tried again: a script that has gone makes room.
+        let stream = listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
+        let Ok((writer, stream)) = stream else {
+            thread::sleep(PAUSE);
+            continue;
+        };
+        id += 1;
         let _ = writer.set_write_timeout(Some(PATIENCE));
         if events.send(Event::Came(id, writer)).is_err() {
             return;
         }
-        let events = events.clone();
-        thread::spawn(move || {
-            listen(id, stream, &events);
-            let _ = events.send(Event::Left(id));
+        let (own, device) = (events.clone(), Arc::clone(device));
+        let listening = thread::Builder::new().spawn(move || {
+            listen(id, stream, &own, &device);
+            let _ = own.send(Event::Left(id));
         });
+        if listening.is_err() {
+            let _ = events.send(Event::Left(id));
+        }
     }
 }
 
 /// Reads what a script says until it goes.
-fn listen(id: u64, stream: UnixStream, events: &Sender<Event>) {
+fn listen(id: u64, stream: UnixStream, events: &Sender<Event>, device: &Arc<Profile>) {
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = Vec::new();
@@ -154,72 +244,145 @@ fn listen(id: u64, stream: UnixStream, events: &Sender<Event>) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        match serde_json::from_slice(&line) {
-            Ok(said) if line.ends_with(b"\n") => {
-                if events.send(Event::Said(id, said)).is_err() {
-                    return;
-                }
+        let said = serde_json::from_slice(&line).ok().filter(|_| line.ends_with(b"\n"));
+        let event = match said {
+            Some(Said::Took { took_bytes }) => Event::Took(id, Bytes(took_bytes)),
+            Some(Said::Fixed { join, fixed_bytes }) => {
+                Event::Joins(id, join, Ok(Need::Fixed(Bytes(fixed_bytes))))
             }
-            _ => {
+            Some(Said::Graph { join, graph }) => Event::Joins(id, join, read(graph, device)),
+            None => {
                 note("neap: a process that joined is no script of this neap's; it is left out");
                 return;
             }
+        };
+        if events.send(event).is_err() {
+            return;
         }
     }
+}
+
+/// What a script with this graph needs.
+fn read(path: PathBuf, device: &Arc<Profile>) -> Result<Need, String> {
+    let device = Arc::clone(device);
+    let late = format!("{}: it takes longer than {READING:?} to read", path.display());
+    within(READING, move || {
+        let graph = neap::job::json::read_regular(&path).map_err(|error| error.to_string())?;
+        Ok(Need::of(graph, &device))
+    })
+    .unwrap_or(Err(late))
+}
+
+/// What `work` gives, if it takes no longer than `limit`; else it goes on, and is not waited for.
+fn within<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+    /// One that is under way; also where it panics.
+    struct One;
+    impl Drop for One {
+        fn drop(&mut self) {
+            UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    let latest = Instant::now() + limit;
+    let free = |many| (many < MOST).then_some(many + 1);
+    while UNDER_WAY.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).is_err() {
+        if Instant::now() >= latest {
+            return None;
+        }
+        thread::sleep(PAUSE / 10);
+    }
+    let one = One;
+    let (sender, receiver) = mpsc::channel();
+    thread::Builder::new()
+        .spawn(move || {
+            let _one = one;
+            let _ = sender.send(work());
+        })
+        .ok()?;
+    receiver.recv_timeout(latest.saturating_duration_since(Instant::now())).ok()
 }
 
 /// Divides the budget among the scripts whenever one comes or goes.
-fn divide(mut shares: Shares, events: &Receiver<Event>, scripts: &AtomicUsize) {
-    let mut streams: BTreeMap<u64, UnixStream> = BTreeMap::new();
-    while let Ok(event) = events.recv() {
-        let mut offers = match event {
-            Event::Came(id, stream) => {
-                streams.insert(id, stream);
-                Vec::new()
+struct Division {
+    shares: Shares,
+    streams: BTreeMap<u64, UnixStream>,
+    events: Sender<Event>,
+}
+
+impl Division {
+    fn go_on(&mut self, events: &Receiver<Event>, scripts: &AtomicUsize) {
+        while let Ok(event) = events.recv() {
+            match event {
+                Event::Came(id, stream) => drop(self.streams.insert(id, stream)),
+                Event::Joins(id, name, need) => {
+                    match need.and_then(|need| self.shares.join(id, &name, need)) {
+                        Ok(next) => self.follow(next),
+                        Err(why) => self.refuse(id, &name, why),
+                    }
+                }
+                Event::Took(id, bytes) => {
+                    let offers = self.shares.took(id, bytes);
+                    self.tell(offers);
+                }
+                Event::Left(id) => self.gone(id),
+                Event::Planned(change, arenas) => {
+                    let offers = self.shares.planned(change, arenas);
+                    self.tell(offers);
+                }
             }
-            Event::Said(id, Said::Took { took_bytes }) => shares.took(id, Bytes(took_bytes)),
-            Event::Said(id, said) => join(&mut shares, id, said, &mut streams),
-            Event::Left(id) => gone(&mut shares, id, &mut streams),
-        };
-        while let Some((id, offer)) = offers.pop() {
-            if !tell(streams.get_mut(&id), &offer) {
-                // It has gone, which changes the others' shares.
-                offers.extend(gone(&mut shares, id, &mut streams));
+            scripts.store(self.shares.count(), Ordering::SeqCst);
+        }
+    }
+
+    fn follow(&mut self, next: Next) {
+        match next {
+            Next::Offers(offers) => self.tell(offers),
+            Next::Plan(planning) => {
+                let (events, change) = (self.events.clone(), planning.change);
+                let waiting = thread::Builder::new().spawn(move || {
+                    let late = || Err(format!("a plan of all takes longer than {PLANNING:?}"));
+                    let made = within(PLANNING, move || planning.make()).unwrap_or_else(late);
+                    let _ = events.send(Event::Planned(change, made));
+                });
+                if waiting.is_err() {
+                    let offers = self.shares.planned(change, Err("no thread is left".to_owned()));
+                    self.tell(offers);
+                }
             }
         }
-        scripts.store(shares.count(), Ordering::SeqCst);
     }
-}
 
-fn join(
-    shares: &mut Shares,
-    id: u64,
-    said: Said,
-    streams: &mut BTreeMap<u64, UnixStream>,
-) -> Offers {
-    let (name, need) = match said {
-        Said::Fixed { join, fixed_bytes } => (join, Need::Fixed(Bytes(fixed_bytes))),
-        Said::Graph { join, graph } => match neap::job::json::read(&graph) {
-            Ok(graph) => (join, Need::of(graph, shares.device())),
-            Err(error) => {
-                note(&format!("neap: {join} can't join: {error}"));
-                return gone(shares, id, streams);
+    fn refuse(&mut self, id: u64, name: &str, why: String) {
+        note(&format!("neap: {name} can't join: {why}"));
+        if let Some(stream) = self.streams.get_mut(&id) {
+            send(stream, &Refusal { refused: why });
+        }
+        self.gone(id);
+    }
+
+    fn gone(&mut self, id: u64) {
+        if let Some(stream) = self.streams.remove(&id) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        let next = self.shares.left(id);
+        self.follow(next);
+    }
+
+    fn tell(&mut self, offers: Offers) {
+        for (id, offer) in offers {
+            if !self.streams.get_mut(&id).is_some_and(|stream| send(stream, &offer)) {
+                // It has gone, which changes the others' shares.
+                self.gone(id);
             }
-        },
-        Said::Took { .. } => return Vec::new(),
-    };
-    shares.join(id, name, need)
-}
-
-fn gone(shares: &mut Shares, id: u64, streams: &mut BTreeMap<u64, UnixStream>) -> Offers {
-    if let Some(stream) = streams.remove(&id) {
-        let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
     }
-    shares.left(id)
 }
 
-fn tell(stream: Option<&mut UnixStream>, offer: &Offer) -> bool {
-    let (Some(stream), Ok(mut line)) = (stream, serde_json::to_vec(offer)) else { return false };
+fn send(stream: &mut UnixStream, what: &impl Serialize) -> bool {
+    let Ok(mut line) = serde_json::to_vec(what) else { return false };
     line.push(b'\n');
     stream.write_all(&line).is_ok()
 }

@@ -20,6 +20,7 @@ use neap::job::liveness::Liveness;
 use neap::plan::neap::Options;
 use neap::plan::together::{self, Job, Jobs, Memo};
 use neap::plan::{Method, PlanError, Planned, Share};
+use neap::report::plain;
 use neap::units::Bytes;
 use serde::Serialize;
 
@@ -28,16 +29,26 @@ use crate::output::note;
 /// What a script needs.
 pub enum Need {
     /// As many bytes as its iteration is worth.
-    Graph { graph: Box<Graph>, hash: String, latencies: Vec<Latency> },
+    Iteration(Arc<Iteration>),
     /// These bytes, because its plan was made for them.
     Fixed(Bytes),
+}
+
+/// An iteration, as a script that joins describes it.
+pub struct Iteration {
+    graph: Graph,
+    hash: String,
+    latencies: Vec<Latency>,
+    /// The peak without a plan.
+    peak: u64,
 }
 
 impl Need {
     /// The need of a script with this iteration.
     pub fn of(graph: Graph, device: &Profile) -> Self {
         let latencies = latency::latencies(&graph, device, None);
-        Self::Graph { hash: sha256(&graph), graph: Box::new(graph), latencies }
+        let (hash, peak) = (sha256(&graph), Liveness::of(&graph).peak.0.max(1));
+        Self::Iteration(Arc::new(Iteration { graph, hash, latencies, peak }))
     }
 }
 
@@ -68,24 +79,82 @@ struct Member {
 /// The scripts that share a GPU, by the number of their connection.
 pub struct Shares {
     budget: Bytes,
-    device: Profile,
+    device: Arc<Profile>,
     members: BTreeMap<u64, Member>,
-    memo: Memo,
+    memo: Arc<Memo>,
     why: String,
+    /// The number of the last change of who shares.
+    change: u64,
 }
 
 /// Offers to scripts.
 pub type Offers = Vec<(u64, Offer)>;
 
+/// What follows a change of who shares.
+pub enum Next {
+    Offers(Offers),
+    /// A plan of all, which may take long; [`Shares::planned`] takes it.
+    Plan(Planning),
+}
+
+/// Everything that a plan of all scripts needs.
+pub struct Planning {
+    /// The change that it is for.
+    pub change: u64,
+    iterations: Vec<Arc<Iteration>>,
+    device: Arc<Profile>,
+    memo: Arc<Memo>,
+    free: Bytes,
+}
+
+impl Planning {
+    /// The arena of each script in the plan of all, in bytes.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn make(&self) -> Result<Vec<u64>, String> {
+        let jobs = self.iterations.iter().map(|one| Job {
+            graph: &one.graph,
+            file: (String::new(), one.hash.clone()),
+            latencies: &one.latencies,
+            method: Method::Neap(Options { recompute: false, ..Options::default() }),
+            priority: 1000,
+            swap_limit: Share::ALL,
+        });
+        let asked = Jobs {
+            jobs: jobs.collect(),
+            device: &self.device,
+            budget: self.free,
+            recorded_options: BTreeMap::new(),
+        };
+        match together::make(&asked, &self.memo) {
+            Ok(made) => {
+                let arena = |part: &Arc<Planned>| part.plan.figures.arena_bytes.0.max(1);
+                Ok(made.parts.iter().map(arena).collect())
+            }
+            Err(PlanError::Infeasible(no)) => Err(format!(
+                "by swapping alone the scripts need {} together, more than {}",
+                no.lowest, self.free
+            )),
+            Err(defect) => Err(defect.to_string()),
+        }
+    }
+}
+
+/// The longest name of a script that others are shown, in characters.
+const LONGEST_NAME: usize = 100;
+
 impl Shares {
     /// No script yet.
-    pub fn new(budget: Bytes, device: Profile) -> Self {
-        Self { budget, device, members: BTreeMap::new(), memo: Memo::default(), why: String::new() }
-    }
-
-    /// The GPU's profile.
-    pub fn device(&self) -> &Profile {
-        &self.device
+    pub fn new(budget: Bytes, device: Arc<Profile>) -> Self {
+        Self {
+            budget,
+            device,
+            members: BTreeMap::new(),
+            memo: Arc::default(),
+            why: String::new(),
+            change: 0,
+        }
     }
 
     /// How many scripts there are.
@@ -94,12 +163,28 @@ impl Shares {
     }
 
     /// A script has come.
-    pub fn join(&mut self, id: u64, name: String, need: Need) -> Offers {
+    ///
+    /// # Errors
+    /// Why it gets no share: all that is promised to plans made before stays within the budget.
+    pub fn join(&mut self, id: u64, name: &str, need: Need) -> Result<Next, String> {
+        let name: String = plain(name).chars().take(LONGEST_NAME).collect();
+        if self.members.contains_key(&id) {
+            return Err(format!("{name} has joined already"));
+        }
+        if let Need::Fixed(bytes) = need {
+            let left = self.free();
+            if bytes == Bytes::ZERO || bytes > left {
+                return Err(format!(
+                    "the plan of {name} is for {bytes}, and plans made before can have {left} of \
+                     the {} here",
+                    self.budget
+                ));
+            }
+        }
         self.why = format!("{name} has come");
         let (holds, target, sent) = (Bytes::ZERO, Bytes::ZERO, None);
         self.members.insert(id, Member { name, need, holds, target, sent });
-        self.divide();
-        self.offers()
+        Ok(self.changed())
     }
 
     /// A script keeps to an offer.
@@ -111,11 +196,59 @@ impl Shares {
     }
 
     /// A script has gone.
-    pub fn left(&mut self, id: u64) -> Offers {
-        let Some(member) = self.members.remove(&id) else { return Vec::new() };
+    pub fn left(&mut self, id: u64) -> Next {
+        let Some(member) = self.members.remove(&id) else { return Next::Offers(Vec::new()) };
         self.why = format!("{} has gone", member.name);
-        self.divide();
+        self.changed()
+    }
+
+    /// The plan of all for a change, or why there is none. What came too late changes nothing.
+    pub fn planned(&mut self, change: u64, arenas: Result<Vec<u64>, String>) -> Offers {
+        if change != self.change {
+            return Vec::new();
+        }
+        match arenas {
+            Ok(arenas) => self.divide(&arenas),
+            Err(why) => {
+                note(&format!("neap: {why}; divided by the unplanned peaks"));
+                self.divide(&self.peaks());
+            }
+        }
         self.offers()
+    }
+
+    fn changed(&mut self) -> Next {
+        self.change += 1;
+        let iterations: Vec<_> = self.iterations().map(|(_, one)| Arc::clone(one)).collect();
+        if iterations.len() > 1 {
+            return Next::Plan(Planning {
+                change: self.change,
+                iterations,
+                device: Arc::clone(&self.device),
+                memo: Arc::clone(&self.memo),
+                free: self.free(),
+            });
+        }
+        self.divide(&self.peaks());
+        Next::Offers(self.offers())
+    }
+
+    /// The scripts whose share is not fixed.
+    fn iterations(&self) -> impl Iterator<Item = (u64, &Arc<Iteration>)> {
+        self.members.iter().filter_map(|(&id, member)| match &member.need {
+            Need::Iteration(one) => Some((id, one)),
+            Need::Fixed(_) => None,
+        })
+    }
+
+    fn peaks(&self) -> Vec<u64> {
+        self.iterations().map(|(_, one)| one.peak).collect()
+    }
+
+    /// What plans that were made before leave of the budget.
+    fn free(&self) -> Bytes {
+        let fixed = self.members.values().map(fixed);
+        fixed.fold(self.budget, |left, bytes| Bytes(left.0.saturating_sub(bytes.0)))
     }
 
     /// Who is sent what: bytes go to a script only when all others have let go of them.
@@ -123,16 +256,17 @@ impl Shares {
         let scripts = self.members.len();
         let mut all = Vec::new();
         // What scripts give up comes first; it makes no room before they say so.
-        let mut held: u64 = self.members.values().map(|m| m.holds.0).sum();
+        let mut held: u128 = self.members.values().map(|m| u128::from(m.holds.0)).sum();
         for (&id, member) in &mut self.members {
-            if member.sent == Some(member.target) {
+            // A script that has come has no target before the budget is divided.
+            if member.sent == Some(member.target) || member.target == Bytes::ZERO {
                 continue;
             }
             let fixed = matches!(member.need, Need::Fixed(_));
             if member.target > member.holds {
-                let then = held - member.holds.0 + member.target.0;
+                let then = held - u128::from(member.holds.0) + u128::from(member.target.0);
                 // A plan that was made before has to run, whether there is room or not.
-                if then > self.budget.0 && !fixed {
+                if then > u128::from(self.budget.0) && !fixed {
                     continue;
                 }
                 (held, member.holds) = (then, member.target);
@@ -149,10 +283,11 @@ impl Shares {
         all
     }
 
-    fn divide(&mut self) {
-        let made_before: u64 = self.members.values().map(|m| fixed(m).0).sum();
-        let free = Bytes(self.budget.0.saturating_sub(made_before));
-        let weights = self.weights(free);
+    /// Divides what is free in proportion to these weights of the scripts that share it.
+    fn divide(&mut self, weights: &[u64]) {
+        let free = self.free();
+        let weights: BTreeMap<u64, u64> =
+            self.iterations().map(|(id, _)| id).zip(weights.iter().copied()).collect();
         let all = weights.values().map(|w| u128::from(*w)).sum::<u128>().max(1);
         for (id, member) in &mut self.members {
             member.target = match weights.get(id) {
@@ -164,50 +299,17 @@ impl Shares {
                 None => fixed(member),
             };
         }
+        if free == Bytes::ZERO && !weights.is_empty() {
+            let text = "plans made before take the whole budget; other scripts get nothing of it";
+            note(&format!("neap: {text}"));
+            self.why = format!("{}; {text}", self.why);
+        }
         let shares: Vec<String> =
             self.members.values().map(|m| format!("{} {}", m.name, m.target)).collect();
         match shares.is_empty() {
             true => note(&format!("neap: {}; no script is left", self.why)),
             false => note(&format!("neap: {}; shares: {}", self.why, shares.join(", "))),
         }
-    }
-
-    /// The arena of each script in the plan of all; where there is none, its unplanned peak.
-    fn weights(&mut self, free: Bytes) -> BTreeMap<u64, u64> {
-        let mut jobs = Vec::new();
-        let mut ids = Vec::new();
-        let mut peaks = Vec::new();
-        for (&id, member) in &self.members {
-            let Need::Graph { graph, hash, latencies } = &member.need else { continue };
-            peaks.push(Liveness::of(graph).peak.0.max(1));
-            ids.push(id);
-            jobs.push(Job {
-                graph,
-                file: (String::new(), hash.clone()),
-                latencies,
-                method: Method::Neap(Options { recompute: false, ..Options::default() }),
-                priority: 1000,
-                swap_limit: Share::ALL,
-            });
-        }
-        let mut weights = peaks;
-        if jobs.len() > 1 {
-            let recorded_options = BTreeMap::new();
-            let asked = Jobs { jobs, device: &self.device, budget: free, recorded_options };
-            match together::make(&asked, &self.memo) {
-                Ok(made) => {
-                    let arena = |part: &Arc<Planned>| part.plan.figures.arena_bytes.0.max(1);
-                    weights = made.parts.iter().map(arena).collect();
-                }
-                Err(PlanError::Infeasible(no)) => note(&format!(
-                    "neap: by swapping alone the scripts need {} together, more than {free}; \
-                     divided by their unplanned peaks",
-                    no.lowest
-                )),
-                Err(defect) => note(&format!("neap: {defect}; divided by the unplanned peaks")),
-            }
-        }
-        ids.into_iter().zip(weights).collect()
     }
 }
 
@@ -226,12 +328,31 @@ mod tests {
     }
 
     fn shares(budget: u64) -> Shares {
-        Shares::new(Bytes(budget), neap::device::builtin::find("a6000").expect("built in"))
+        let device = neap::device::builtin::find("a6000").expect("built in");
+        Shares::new(Bytes(budget), Arc::new(device))
     }
 
     fn come(all: &mut Shares, id: u64) -> Vec<(u64, u64)> {
-        let need = Need::of(graph(), all.device());
-        bytes(all.join(id, format!("script {id}"), need))
+        let need = Need::of(graph(), &all.device.clone());
+        let next = all.join(id, &format!("script {id}"), need).unwrap();
+        settle(all, next)
+    }
+
+    fn settle(all: &mut Shares, next: Next) -> Vec<(u64, u64)> {
+        bytes(match next {
+            Next::Offers(offers) => offers,
+            Next::Plan(planning) => all.planned(planning.change, planning.make()),
+        })
+    }
+
+    fn gone(all: &mut Shares, id: u64) -> Vec<(u64, u64)> {
+        let next = all.left(id);
+        settle(all, next)
+    }
+
+    fn fixed(all: &mut Shares, id: u64, size: u64) -> Result<Vec<(u64, u64)>, String> {
+        let next = all.join(id, "planned", Need::Fixed(Bytes(size)))?;
+        Ok(settle(all, next))
     }
 
     fn bytes(offers: Offers) -> Vec<(u64, u64)> {
@@ -254,8 +375,8 @@ mod tests {
         assert!((budget - 1..=budget).contains(&(less + rest)), "{less} and {rest}");
         assert_eq!(bytes(all.took(2, Bytes(rest))), []);
         // One that dies leaves its bytes to the others at once.
-        assert_eq!(bytes(all.left(1)), [(2, budget)]);
-        assert_eq!((bytes(all.left(1)), all.count()), (vec![], 1));
+        assert_eq!(gone(&mut all, 1), [(2, budget)]);
+        assert_eq!((gone(&mut all, 1), all.count()), (vec![], 1));
     }
 
     #[test]
@@ -263,7 +384,7 @@ mod tests {
         let mut all = shares(800 << 20);
         come(&mut all, 1);
         assert_eq!(come(&mut all, 2).len(), 1);
-        assert_eq!(bytes(all.left(1)), [(2, 800 << 20)]);
+        assert_eq!(gone(&mut all, 1), [(2, 800 << 20)]);
     }
 
     #[test]
@@ -271,8 +392,52 @@ mod tests {
         let mut all = shares(1000);
         come(&mut all, 1);
         all.took(1, Bytes(1000));
-        let offers = bytes(all.join(2, "planned".to_owned(), Need::Fixed(Bytes(300))));
-        assert_eq!(offers, [(1, 700), (2, 300)]);
-        assert_eq!(bytes(all.left(2)), [(1, 1000)]);
+        assert_eq!(fixed(&mut all, 2, 300).unwrap(), [(1, 700), (2, 300)]);
+        assert_eq!(gone(&mut all, 2), [(1, 1000)]);
+    }
+
+    #[test]
+    fn a_plan_that_is_larger_than_what_there_is_is_not_granted() {
+        let mut all = shares(1000);
+        for size in [0, 1001, 4 << 30, u64::MAX] {
+            let why = fixed(&mut all, 1, size).unwrap_err();
+            assert!(why.contains("the plan of planned is for"), "{why}");
+        }
+        assert_eq!(fixed(&mut all, 1, 600).unwrap(), [(1, 600)]);
+        // Their sum counts, and does not wrap.
+        for size in [401, u64::MAX - 599, u64::MAX] {
+            fixed(&mut all, 2, size).unwrap_err();
+        }
+        assert_eq!(fixed(&mut all, 2, 400).unwrap(), [(2, 400)]);
+        // Where nothing is left the others learn why.
+        let next = all.join(3, "late", Need::of(graph(), &all.device.clone())).unwrap();
+        let Next::Offers(offers) = next else { panic!("one script needs no plan of all") };
+        assert_eq!(offers, [], "nothing is free before a script goes");
+        assert!(all.why.contains("take the whole budget"), "{}", all.why);
+        assert_eq!(gone(&mut all, 1), [(3, 600)]);
+    }
+
+    #[test]
+    fn a_script_that_joins_twice_holds_what_it_held() {
+        let mut all = shares(1000);
+        come(&mut all, 1);
+        all.took(1, Bytes(1000));
+        fixed(&mut all, 1, 10).unwrap_err();
+        assert_eq!(all.members[&1].holds, Bytes(1000));
+    }
+
+    #[test]
+    fn a_plan_of_all_that_comes_too_late_changes_nothing() {
+        let mut all = shares(800 << 20);
+        come(&mut all, 1);
+        let need = Need::of(graph(), &all.device.clone());
+        let Ok(Next::Plan(planning)) = all.join(2, "second", need) else { panic!("no plan") };
+        assert_eq!(gone(&mut all, 2), []);
+        assert_eq!(all.planned(planning.change, planning.make()), []);
+        // Where it takes too long, the unplanned peaks decide.
+        let need = Need::of(graph(), &all.device.clone());
+        let Ok(Next::Plan(planning)) = all.join(3, "third", need) else { panic!("no plan") };
+        let offers = bytes(all.planned(planning.change, Err("it takes too long".to_owned())));
+        assert_eq!(offers, [(1, 400 << 20)]);
     }
 }
