@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from neap.torch._share import Share, ShareError
+from neap.torch._share import Offer, Share, ShareError
 
 SCRIPT = """
 import os, sys, torch
@@ -185,6 +187,104 @@ def test_a_share_that_nothing_serves_is_said(tmp_path: Path) -> None:
     share.close()
 
 
+OFFER = {"share_bytes": 10**9, "scripts": 2, "link_per_mille": 500, "why": "x has come"}
+GARBAGE: dict[str, bytes] = {
+    "no JSON": b"garbage\n",
+    "no text": b"\xff\xfe\n",
+    "a list": b"[1]\n",
+    "nothing": b"null\n",
+    "too deep": b"[" * 60000 + b"\n",
+    "too long": b"x" * 200000,
+    "no share": json.dumps({**OFFER, "share_bytes": 0}).encode() + b"\n",
+    "a negative share": json.dumps({**OFFER, "share_bytes": -5}).encode() + b"\n",
+    "a share that is a text": json.dumps({**OFFER, "share_bytes": "a"}).encode() + b"\n",
+    "a share that is no number": b'{"share_bytes":NaN,"scripts":1,"link_per_mille":9,"why":""}\n',
+    "a share above all memory": json.dumps({**OFFER, "share_bytes": 10**30}).encode() + b"\n",
+    "true": json.dumps({**OFFER, "scripts": True}).encode() + b"\n",
+    "no link": json.dumps({**OFFER, "link_per_mille": 0}).encode() + b"\n",
+    "more than the link": json.dumps({**OFFER, "link_per_mille": 1001}).encode() + b"\n",
+    "no reason": json.dumps({**OFFER, "why": 7}).encode() + b"\n",
+    "a key is missing": b'{"share_bytes":5}\n',
+    "the end": b"",
+}
+
+
+class Fake:
+    """A server that sends these bytes to the first that joins, in turn."""
+
+    def __init__(self, path: Path, *lines: bytes, wait: float = 0.0) -> None:
+        self.path, self._lines, self._wait = str(path), lines, wait
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen(4)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            # What looks whether a process listens says nothing.
+            if not connection.recv(65536):
+                continue
+            with contextlib.suppress(OSError):
+                for line in self._lines:
+                    connection.sendall(line)
+                    time.sleep(self._wait)
+            connection.close()
+
+
+@pytest.mark.parametrize("line", GARBAGE.values(), ids=list(GARBAGE))
+def test_a_line_that_is_no_offer_is_as_if_the_server_had_gone(tmp_path: Path, line: bytes) -> None:
+    share = Share(Fake(tmp_path / "gpu", json.dumps(OFFER).encode() + b"\n", line).path)
+    assert share.join_with_plan("script", 7).share_bytes == 10**9
+    until(lambda: share.newest() is None and share.gone, 20)
+    share.took(Offer(1, 1, 1, ""))
+    # The same where it comes first.
+    with pytest.raises(ShareError, match="nothing serves"):
+        Share(Fake(tmp_path / "other", line).path).join_with_plan("script", 7)
+
+
+def test_what_a_later_server_says_besides_is_not_looked_at(tmp_path: Path) -> None:
+    more = {**OFFER, "colour": [1], "why": "x\x1b[31m has come\nerror: forged"}
+    server = Fake(tmp_path / "gpu", json.dumps(more).encode() + b"\n", wait=20)
+    offer = Share(server.path).join_with_plan("script", 7)
+    assert offer == Offer(10**9, 2, 500, "x [31m has come error: forged")
+
+
+def test_a_server_that_never_stops_sending_and_reads_nothing_stops_no_script(
+    tmp_path: Path,
+) -> None:
+    server = Fake(tmp_path / "gpu", *[json.dumps(OFFER).encode() + b"\n"] * 100_000)
+    share = Share(server.path)
+    share.join_with_plan("script", 7)
+    began = time.monotonic()
+    for _ in range(1000):
+        offer = share.newest()
+        if offer is not None:
+            share.took(offer)
+    assert time.monotonic() - began < 20
+
+
+def test_a_socket_of_another_user_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Fake(tmp_path / "gpu", json.dumps(OFFER).encode() + b"\n")
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(ShareError, match="another user listens"):
+        Share(server.path).join_with_plan("script", 7)
+
+
+def test_a_late_line_that_is_no_offer_does_not_end_the_training(neap: str, tmp_path: Path) -> None:
+    site = Site(neap, tmp_path)
+    site.end()
+    offer = json.dumps({**OFFER, "share_bytes": BUDGET}).encode() + b"\n"
+    server = Fake(tmp_path / "fake", offer, b"garbage\n", b"", wait=1.0)
+    site.socket = server.path
+    printed, report = result(site.start("1", "12"))
+    assert any("the share stays" in note for note in report["notes"]), report
+    assert printed == alone(site, "1", printed)
+
+
 def test_the_newest_offer_counts_and_nothing_is_waited_for(tmp_path: Path) -> None:
     path = str(tmp_path / "gpu")
     listener = socket.socket(socket.AF_UNIX)
@@ -197,7 +297,6 @@ def test_the_newest_offer_counts_and_nothing_is_waited_for(tmp_path: Path) -> No
         return json.dumps(form).encode() + b"\n"
 
     # What is sent before it is read is kept.
-    import threading
 
     def serve() -> None:
         connection, _ = listener.accept()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.torch import _graph
+from neap.torch import _graph, _outside
 from neap.torch._compact import compact
 from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement
@@ -463,8 +462,8 @@ class Fit:
         if self._share is None:
             return None
         self._say("neap: waiting for a share of the GPU")
-        with tempfile.TemporaryDirectory(prefix="neap-") as folder:
-            graph = os.path.join(folder, "watched.graph.json")
+        with _outside.workplace() as folder:
+            graph = str(folder / "watched.graph.json")
             planner.write(graph)
             offer = self._share.join_with_graph(script_name(), graph)
         self._offered(offer, planner)
@@ -479,6 +478,7 @@ class Fit:
             self._share.took(offer)
         except ShareError as error:
             self._report.notes.append(str(error))
+            self._say(f"neap: the script runs by its plan without a share: {error}")
 
     def _offered(self, offer: Offer, planner: Planner) -> None:
         self.search.budget = lambda peak: offer.share_bytes
@@ -500,8 +500,11 @@ class Fit:
             self._say(f"neap: {note}")
         if offer is None:
             return
-        self._offered(offer, planner)
         report = self._report
+        try:
+            self._offered(offer, planner)
+        except PlanError as error:
+            report.notes.append(str(error))
         fits = schedule.met and self.search.needs(schedule) <= offer.share_bytes
         slower = schedule.iteration_ns > schedule.unplanned_iteration_ns
         if (

@@ -12,18 +12,14 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from neap.torch import _form, _states, _world
+from neap.torch import _form, _outside, _states, _world
 from neap.torch._answer import Timeline, schedule
 from neap.torch._early import updated
 from neap.torch._graph import Iteration
@@ -57,6 +53,12 @@ _RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
 _LEAST = 1024
 """Fewer bytes are no budget."""
 
+_PATIENCE_S = 60
+"""Seconds after which a process of neap's that should have answered is ended, for the planner more
+by one for each :data:`_OPERATORS_PER_S` operators. Then the script runs without a plan.
+"""
+_OPERATORS_PER_S = 20
+
 _USUAL, _LENDING, _EARLY = "usual", "lending", "early"
 """Ways to plan: with all updates in the step, with parameters that leave during backward besides,
 and with updates inside backward.
@@ -84,21 +86,26 @@ def executable() -> str:
     raise PlanError("there is no neap executable; install neap, or set NEAP to where it is")
 
 
-def _run(command: list[str]) -> tuple[int, str, str]:
-    # What preloads a device into this process is not meant for the planner.
-    clean = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+def _run(command: list[str], seconds: float = _PATIENCE_S) -> tuple[int, str, str]:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=clean)
+        return _outside.run(command, seconds)
+    except TimeoutError as error:
+        raise PlanError(f"{command[0]} {command[1]} was ended: {error}") from None
     except OSError as error:  # Such as an executable that was replaced in the meantime.
         raise PlanError(f"{command[0]} can't be run: {error.strerror}") from None
-    return done.returncode, done.stdout, done.stderr
 
 
-def durations(graph: Path, device: str, neap: str) -> dict[str, int]:
+def _seconds(operators: int) -> int:
+    """How long one answer of the planner for this number of operators is waited for."""
+    return _PATIENCE_S + operators // _OPERATORS_PER_S
+
+
+def durations(graph: Path, device: str, neap: str, seconds: int) -> dict[str, int]:
     """Each operator's time in nanoseconds by the device's roofline."""
     plan = graph.with_name("times.plan.json")
     peak = ["--budget", "100%", "--effort", "0", "--no-portfolio", *_AS_LISTED]
-    code, _, error = _run([neap, "plan", str(graph), "--device", device, *peak, "-o", str(plan)])
+    command = [neap, "plan", str(graph), "--device", device, *peak, "-o", str(plan)]
+    code, _, error = _run(command, seconds)
     if code != 0:
         raise PlanError(f"neap plan failed: {error.strip()}")
     job = json.loads(plan.read_text())["jobs"][0]
@@ -158,11 +165,12 @@ class Planner:
         self.device = device
         self.move_states = move_states
         self.neap = executable()
-        with tempfile.TemporaryDirectory(prefix="neap-") as folder:
-            full = Path(folder) / "full.graph.json"
+        self._seconds = _seconds(len(found.nodes))
+        with _outside.workplace() as folder:
+            full = folder / "full.graph.json"
             _form.write(_form.graph(found), full)
             self._key = hashlib.sha256(full.read_bytes()) if cache else None
-            self.durations = durations(full, device, self.neap)
+            self.durations = durations(full, device, self.neap, self._seconds)
         self.soon = soon
         self._lend = lend
         self._way = _USUAL
@@ -279,26 +287,26 @@ class Planner:
         kept = self._kept((bound, bound_soon), usable)
         if kept is not None and kept.exists():
             with contextlib.suppress(ValueError):  # From another version: it is written anew.
-                made = Schedule.load(kept)
+                made = Schedule.load(kept, own=True)
                 made.budget_bytes = asked
                 return made
-        with tempfile.TemporaryDirectory(prefix="neap-") as folder:
+        with _outside.workplace() as folder:
             if self._profile is not None:
-                path = Path(folder) / "measured.device.json"
+                path = folder / "measured.device.json"
                 path.write_text(json.dumps(self._profile))
                 self._asked = str(path)
-            best = self._search(Path(folder), bound, usable)
+            best = self._search(folder, bound, usable)
             if not best.met and self._lend:
-                lending = self._search_by(_LENDING, Path(folder), bound, usable)
+                lending = self._search_by(_LENDING, folder, bound, usable)
                 best = min(best, lending, key=_worth)
             if self.soon is not None:
                 soon = [r for r in self._soon_ranges if r.key not in set(banned)]
-                early = self._search_by(_EARLY, Path(folder), bound_soon, soon)
+                early = self._search_by(_EARLY, folder, bound_soon, soon)
                 best = min(best, early, key=_worth)
             form = json.loads(best.plan.read_text())
-            drawn = Path(folder) / "timeline.json"
+            drawn = folder / "timeline.json"
             simulate = [self.neap, "simulate", str(best.plan), "--timeline", str(drawn)]
-            code, _, error = _run(simulate)
+            code, _, error = _run(simulate, self._seconds)
             if code != 0:
                 raise PlanError(f"neap simulate failed: {error.strip()}")
             divisible = self.move_states and not best.world.early
@@ -313,7 +321,7 @@ class Planner:
         made.excluded = self.excluded
         if kept is not None:
             with contextlib.suppress(OSError):
-                kept.parent.mkdir(parents=True, exist_ok=True)
+                _outside.make(kept.parent)
                 made.save(kept)
         return made
 
@@ -339,8 +347,7 @@ class Planner:
             sorted(storage.name for storage in self._lend),
         ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        return Path(home) / "neap" / "torch" / f"{key.hexdigest()[:32]}.json"
+        return _outside.cache() / "torch" / f"{key.hexdigest()[:32]}.json"
 
     # -- which calls run again
 
@@ -451,8 +458,10 @@ class Planner:
         for path, world in zip(paths, worlds):
             divisible = self.move_states and self._way != _EARLY
             _form.write(world.graph(self.durations, divisible), path)
-        with ThreadPoolExecutor(max((os.cpu_count() or 2) // 2, 1)) as pool:
-            return list(pool.map(self._ask, paths, repeat(budget), worlds))
+        many = max((os.cpu_count() or 2) // 2, 1)
+        return _outside.on_threads(
+            lambda one: self._ask(one[0], budget, one[1]), zip(paths, worlds), many
+        )
 
     def _ask(self, path: Path, budget: int, world: World, more: Sequence[str] = ()) -> _Answer:
         """The planner's answer for a world that was written to ``path``."""
@@ -462,7 +471,8 @@ class Planner:
         base += [*_AS_LISTED, *more]
 
         def asked(budget: str, output: Path) -> dict[str, Any]:
-            code, text, error = _run([*base, "--budget", budget, "-o", str(output)])
+            command = [*base, "--budget", budget, "-o", str(output)]
+            code, text, error = _run(command, self._seconds)
             if code > 1 or (code == 1 and budget == "min"):
                 raise PlanError(f"neap plan failed: {error.strip()}")
             return dict(json.loads(text))

@@ -8,11 +8,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from neap.torch import _outside
 from neap.torch._calls import View
 from neap.torch._loans import ACTIONS, Parcel
 from neap.torch._recipe import KINDS
@@ -29,6 +29,9 @@ PAGE = 20 << 20
 
 _SLACK = 32
 """Beside a plan that does not meet its budget, this part of its peak may lie free, or a page."""
+
+_LARGEST = 1 << 50
+"""More bytes are no iteration's."""
 
 TRIM = "trim"
 """The action at a point of :attr:`Schedule.trims`, with the bytes."""
@@ -188,25 +191,29 @@ class Schedule:
         for one in form["again"]:
             one["inputs"] = [[_written(view), owner] for view, owner in one["inputs"]]
         form["away"] = sorted(self.away)
-        partial = f"{os.fspath(path)}.{os.getpid()}.tmp"
-        Path(partial).write_text(
-            json.dumps({"format": FORMAT, "version": VERSION, "key": key, **form}), "utf-8"
-        )
-        os.replace(partial, path)
+        whole = {"format": FORMAT, "version": VERSION, "key": key, **form}
+        _outside.write(path, json.dumps(whole).encode())
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Schedule:
+    def load(path: str | os.PathLike[str], own: bool = False) -> Schedule:
         """Reads what :meth:`save` wrote.
+
+        Args:
+            own: whether a file is refused that another user may write to.
 
         Raises:
             ValueError: if the file is none, with what to do.
         """
         name = os.fspath(path)
         try:
-            form = json.loads(Path(name).read_text("utf-8"))
+            content = _outside.read(path, own)
         except OSError as error:
             raise ValueError(f"{name}: {error.strerror}") from None
         except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        try:
+            form = json.loads(content)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not JSON: {error}") from None
         if not isinstance(form, dict) or form.get("format") != FORMAT:
             raise ValueError(f"{name} is no {FORMAT}; `neap torch --save-plan FILE` writes one")
@@ -216,7 +223,7 @@ class Schedule:
             )
         try:
             return _read(form)
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{name} is damaged ({type(error).__name__}: {error}); plan again"
             ) from None
@@ -249,6 +256,8 @@ def _read(form: dict[str, Any]) -> Schedule:
             raise ValueError(f"{one.name} is {value!r}")
     if not all(type(size) is int and size > 0 for size in schedule.sizes):
         raise ValueError("a size is no number of bytes")
+    if not all(size <= schedule.unplanned_peak_bytes <= _LARGEST for size in schedule.sizes):
+        raise ValueError("an activation is larger than all that the iteration takes")
     activations, saved = len(schedule.sizes), len(schedule.expected)
     things = [thing for actions in schedule.actions.values() for thing in actions]
     numbers = [o for o in schedule.owner if o is not None]
@@ -268,7 +277,21 @@ def _read(form: dict[str, Any]) -> Schedule:
     )
     if len(schedule.owner) != saved or outside:
         raise ValueError("a number is out of range")
+    for (view, _), owner in zip(schedule.expected, schedule.owner):
+        if owner is not None and _reach(view) > schedule.sizes[owner]:
+            raise ValueError(f"activation {owner} is smaller than a tensor that lies in it")
     return schedule
+
+
+def _reach(view: View) -> int:
+    """The bytes of its storage up to the end of its last element."""
+    dtype, shape, stride, offset = view
+    if len(shape) != len(stride) or min([offset, *shape, *stride]) < 0:
+        raise ValueError("a tensor has no such shape")
+    if 0 in shape:
+        return 0
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride))
+    return (last + 1) * dtype.itemsize
 
 
 def _piece(value: Any) -> bool:
