@@ -58,7 +58,9 @@ pub enum Refusal {
         "{step} writes `{tensor}`, which event {event} swaps out before, in the same residency"
     )]
     WrittenAfterSwapOut { step: String, tensor: String, event: usize },
-    #[error("{step} brings `{tensor}` to the device, where it still is")]
+    #[error(
+        "{step} brings `{tensor}` to the device, where it still is: no event ends its residency"
+    )]
     StillResident { step: String, tensor: String },
     #[error("event {event} takes `{tensor}` from the device, but it is not there")]
     NothingToEnd { event: usize, tensor: String },

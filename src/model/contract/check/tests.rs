@@ -416,6 +416,10 @@ fn recomputes_that_can_not_be() {
     refused!(plan(&[release(X, 3), again(0, 3, &[X, X])]), Refusal::KeepsTwice { .. });
     refused!(plan(&[again(1, 2, &[])]), Refusal::WrongVersion { wanted: 0, found: 1, .. });
     refused!(plan(&[again(0, 2, &[X])]), Refusal::StillResident { .. });
+    // Also where no later operator uses it: only an event ends a residency that another follows.
+    let refused = refused!(plan(&[again(0, 3, &[X])]), Refusal::StillResident { .. });
+    assert!(refused[0].ends_with("where it still is: no event ends its residency"), "{refused:?}");
+    assert!(check_safety(&plan(&[release(X, 3), again(0, 3, &[X])]), &[graph()]).is_ok());
 }
 
 #[test]
