@@ -1,9 +1,11 @@
-//! Damaged files through the library: any answer will do, but no panic, hang or boundless memory. `NEAP_CASES` raises the number.
+//! Damaged files through the library, and damaged lines to the server of `neap torch --serve`: any answer will do, but no
+//! panic, hang or boundless memory. Each test is a target that `tools/fuzz` runs for as long as it is asked to; fuzz_pickle.rs and
+//! fuzz_trace.rs are two more.
 
 use std::path::Path;
 
-use crate::common::cases;
 use crate::common::random::Random;
+use crate::common::seeds;
 use neap::contract::{check::check, json as plan_json};
 use neap::job::{chakra, json};
 use neap::sim::allocator::{Config, replay::Replay};
@@ -12,7 +14,7 @@ use neap::units::Bytes;
 
 impl Random {
     /// One to three bits flipped, stretches cut out or copied elsewhere, or numbers replaced.
-    fn damage(&mut self, text: &[u8]) -> Vec<u8> {
+    pub fn damage(&mut self, text: &[u8]) -> Vec<u8> {
         let mut text = text.to_vec();
         for _ in 0..=self.below(3) {
             let at = self.below(text.len());
@@ -82,40 +84,98 @@ fn plan_and_check(path: &Path) {
     }
 }
 
-#[test]
-fn damaged_files_are_answered() {
+/// Hands each damaged form of `source` to `take`, as this file.
+fn damaged(
+    source: &[u8],
+    path: &Path,
+    deep: u64,
+    take: impl Fn(&Path) + std::panic::RefUnwindSafe,
+) {
+    for seed in seeds(deep) {
+        // A file written over is flushed to the disk by some file systems; a new one isn't.
+        let _ = std::fs::remove_file(path);
+        std::fs::write(path, Random(seed).damage(source)).unwrap();
+        let result = std::panic::catch_unwind(|| take(path));
+        assert!(result.is_ok(), "seed {seed}: it makes it panic");
+    }
+}
+
+/// A folder with a recorded trace `t.json`, its graph and a plan for it.
+fn made() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let trace =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny_cnn-inference.et.json.gz");
     let mut recorded = Vec::new();
     std::io::Read::read_to_end(&mut neap::files::open(&trace).unwrap(), &mut recorded).unwrap();
     let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("t.json"), recorded).unwrap();
     json::write(
         &at("g.graph.json"),
         &chakra::import(&trace, &chakra::Options::default()).unwrap().graph,
     )
     .unwrap();
-    let graph = std::fs::read(at("g.graph.json")).unwrap();
     let status = std::process::Command::new(env!("CARGO_BIN_EXE_neap"))
         .args(["plan", "g.graph.json", "--budget", "min", "-o", "p.plan.json"])
         .current_dir(folder.path())
-        .status();
-    assert!(status.unwrap().success());
-    let plan = std::fs::read(at("p.plan.json")).unwrap();
-    for seed in 0..cases(500) {
-        let mut random = Random(seed);
-        let (source, name) =
-            [(&recorded, "t.json"), (&graph, "x.graph.json"), (&plan, "x.plan.json")]
-                [random.below(3)];
-        let path = at(name);
-        std::fs::write(&path, random.damage(source)).unwrap();
-        let result = std::panic::catch_unwind(|| match name {
-            "t.json" => drop(chakra::import(&path, &chakra::Options::default())),
-            "x.graph.json" => graph_and_simulate(&path),
-            _ => plan_and_check(&path),
-        });
-        assert!(result.is_ok(), "seed {seed}: {name} makes it panic");
-    }
+        .output();
+    assert!(status.unwrap().status.success());
+    folder
+}
+
+/// The same for one of these files.
+fn damaged_one(name: &str, take: impl Fn(&Path) + std::panic::RefUnwindSafe) {
+    let folder = made();
+    let source = std::fs::read(folder.path().join(name)).unwrap();
+    damaged(&source, &folder.path().join(format!("x.{name}")), 200, take);
+}
+
+#[test]
+fn execution_trace() {
+    damaged_one("t.json", |path| drop(chakra::import(path, &chakra::Options::default())));
+}
+
+#[test]
+fn graph() {
+    damaged_one("g.graph.json", graph_and_simulate);
+}
+
+#[test]
+fn plan() {
+    damaged_one("p.plan.json", plan_and_check);
+}
+
+const JOBS: &str = "job,workload,graph,estimate,persistent_bytes,ephemeral_bytes,error_percent,iteration_s,submit_s,\
+    duration_s,iterations,utilisation,priority,kill_s,rate_per_s\n\
+    a,resnet,,,,,10,0.1,0,12.5,,0.5,2,60,\nb,,,,300MiB,1GiB,,0.25,1.000000001,,40,1,,,\n\
+    \"c, \"\"quoted\"\"\",vgg,,,,,,,3,9,,,,,2.5\nd,resnet,,,,,,,1e3,-1,,,,,\n";
+const MEMORY: &str =
+    "workload,persistent_bytes,ephemeral_bytes\nresnet,104857600,2147483648\nvgg,1048576,3\n";
+const PLACES: &str =
+    "id,lower,upper,size,alignment,offset\na,0,4,512,512,\nb,2,9,1024,,0\nc,5,7,65536,256,\n";
+
+#[test]
+fn job_table() {
+    use neap::sim::share::{jobs, memory};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.csv");
+    damaged(JOBS.as_bytes(), &path, 2000, |path| {
+        drop(jobs::read(path, &memory::Memory::new(), 5));
+    });
+}
+
+#[test]
+fn memory_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.csv");
+    damaged(MEMORY.as_bytes(), &path, 2000, |path| drop(neap::sim::share::memory::read(path)));
+}
+
+#[test]
+fn placement_table() {
+    let folder = tempfile::tempdir().unwrap();
+    damaged(PLACES.as_bytes(), &folder.path().join("x.csv"), 2000, |path| {
+        drop(neap::plan::place::problem::Problem::read(path).map(|found| found.items()));
+    });
 }
 
 /// Replays a table as far as it can be read, on a small device.
@@ -133,7 +193,7 @@ fn replay_table(text: Vec<u8>, config: &Config) {
 }
 
 #[test]
-fn damaged_event_tables_and_settings_are_answered() {
+fn event_table() {
     let rows = |random: &mut Random, answers: bool| {
         let (mut text, mut live) = ("op,id,bytes,stream".to_owned(), Vec::new());
         text += if answers { ",result,allocated,reserved,segments\n" } else { "\n" };
@@ -157,7 +217,7 @@ fn damaged_event_tables_and_settings_are_answered() {
     let options: Vec<&str> =
         ["expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:8", ""]
             .to_vec();
-    for seed in 0..cases(500) * 80 {
+    for seed in seeds(40_000) {
         let mut random = Random(seed ^ 0xA110_CA7E);
         let answers = random.below(3) == 0;
         let table = rows(&mut random, answers);
@@ -191,7 +251,7 @@ fn look_up_and_train(path: &Path, graph: &neap::job::Graph) {
 }
 
 #[test]
-fn damaged_tables_and_predictors_are_answered() {
+fn latency_table_and_predictor() {
     let folder = tempfile::tempdir().unwrap();
     let neap = |arguments: &[&str]| {
         let status = std::process::Command::new(env!("CARGO_BIN_EXE_neap"))
@@ -222,7 +282,7 @@ fn damaged_tables_and_predictors_are_answered() {
     let table = std::fs::read(folder.path().join("t.csv")).unwrap();
     let predictor = std::fs::read(folder.path().join("p.predictor.json")).unwrap();
     let graphs = neap::run::sweep::samples("relu", 5, 9).unwrap();
-    for seed in 0..cases(200) {
+    for seed in seeds(200) {
         let mut random = Random(seed ^ 0x7AB1E);
         let which = random.below(2);
         let path = folder.path().join(["x.csv", "x.predictor.json"][which]);
@@ -233,4 +293,48 @@ fn damaged_tables_and_predictors_are_answered() {
         });
         assert!(result.is_ok(), "seed {seed} makes it panic");
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn protocol() {
+    use std::io::{Read, Write};
+
+    use crate::cli::folder::fixture;
+    use crate::cli::served::{Client, Server, fixed, graph};
+    use serde_json::json;
+
+    let server = Server::start(1 << 30);
+    let lines = [
+        graph("g", fixture("mlp.graph.json")).to_string(),
+        fixed("f", 1 << 20).to_string(),
+        json!({"took_bytes": 1 << 20}).to_string(),
+        json!({"join": "both", "graph": "/dev/null", "fixed_bytes": -1}).to_string(),
+    ];
+    for seed in seeds(2_000) {
+        let mut random = Random(seed ^ 0x5E12_E12E);
+        let mut client = Client::new(&server);
+        let mut sent = Vec::new();
+        for _ in 0..=random.below(4) {
+            let line = lines[random.below(lines.len())].as_bytes();
+            sent.extend(if random.below(2) == 0 { random.damage(line) } else { line.to_vec() });
+            sent.push(b'\n');
+        }
+        // The server may have ended the connection meanwhile.
+        let _ = client.0.get_mut().write_all(&sent);
+        if random.below(2) == 0 {
+            let _ = client.0.get_mut().shutdown(std::net::Shutdown::Write);
+            let mut all = Vec::new();
+            let _ = client.0.read_to_end(&mut all);
+        }
+        drop(client);
+        if seed % 16 == 0 {
+            let mut honest = Client::joins(&server, &fixed("honest", 1 << 10));
+            let heard = honest.hears();
+            assert_eq!(heard["share_bytes"], 1 << 10, "seed {seed}: {heard}, after {sent:?}");
+        }
+    }
+    let mut last = Client::joins(&server, &graph("last", fixture("mlp.graph.json")));
+    assert_eq!(last.takes(), 1 << 30);
+    assert!(!server.said().contains("panicked"), "{}", server.said());
 }
