@@ -297,3 +297,45 @@ fn a_forecast_is_written_as_a_snapshot() {
         assert!(bytes.windows(word.len()).any(|w| w == word.as_bytes()), "{word}");
     }
 }
+
+/// A profiler's trace with three changes of a GPU's memory and one of the host's.
+fn of_a_gpu(totals: bool) -> String {
+    let event = |at: u32, bytes: i64, device: i32, allocated: u64, reserved: u64| {
+        let kind = u8::from(device >= 0);
+        let totals = match totals {
+            true => format!(r#","Total Allocated":{allocated},"Total Reserved":{reserved}"#),
+            false => String::new(),
+        };
+        format!(
+            r#"{{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]","pid":3,"tid":3,"ts":{at},"args":{{"Bytes":{bytes},"Addr":{at},"Device Id":{device},"Device Type":{kind}{totals}}}}}"#
+        )
+    };
+    let events = [
+        event(10, 64, -1, 64, 0),
+        event(11, 3_000, 0, 3_000, 2 << 20),
+        event(12, 5_000_000_000, 0, 5_000_003_000, 5_100_273_664),
+        event(13, -5_000_000_000, 0, 3_000, 5_100_273_664),
+    ];
+    format!(r#"{{"traceEvents":[{}]}}"#, events.join(","))
+}
+
+/// Item 7: a recording of a GPU is reported as it was measured, and nothing is made of it.
+#[test]
+fn a_trace_recorded_on_a_gpu_is_measured_and_not_estimated() {
+    let folder = Folder::new();
+    folder.write("gpu.json", of_a_gpu(true));
+    let told = folder.json(&["estimate", "gpu.json"]);
+    let wanted = json!([{
+        "device": "cuda:0", "allocated_bytes": 5_000_003_000_u64, "reserved_bytes": 5_100_273_664_u64,
+        "memory_events": 3,
+    }]);
+    assert_eq!(told["measured"], wanted);
+    let text = folder.neap(&["estimate", "gpu.json"]).stdout;
+    assert!(text.contains("5100273664") && text.contains("no device judged"), "{text}");
+    assert!(!text.contains("fits") && !text.contains("h100"), "{text}");
+    let judged = ["estimate", "gpu.json", "--device", "a100-40g"];
+    folder.refuses(2, &["recorded on a GPU", "neap dry"], &judged);
+    // Without totals there is nothing to report.
+    folder.write("old.json", of_a_gpu(false));
+    folder.refuses(2, &["no totals", "neap dry"], &["estimate", "old.json"]);
+}

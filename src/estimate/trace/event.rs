@@ -37,6 +37,9 @@ pub(super) struct Event<'a> {
     pub address: &'a [u8],
     pub bytes: &'a [u8],
     pub device_type: &'a [u8],
+    pub device: &'a [u8],
+    pub total_allocated: &'a [u8],
+    pub total_reserved: &'a [u8],
 }
 
 /// The prefix of a module call's name.
@@ -105,6 +108,9 @@ impl<'a> Event<'a> {
                 b"Addr" => self.address = cursor.plain()?,
                 b"Bytes" => self.bytes = cursor.plain()?,
                 b"Device Type" => self.device_type = cursor.plain()?,
+                b"Device Id" => self.device = cursor.plain()?,
+                b"Total Allocated" => self.total_allocated = cursor.plain()?,
+                b"Total Reserved" => self.total_reserved = cursor.plain()?,
                 _ => drop(cursor.value()?),
             }
             end_of_member(cursor)?;

@@ -8,12 +8,15 @@ use super::event::{Category, Event, MEMORY, MODULE};
 use super::intern::{Interner, unescape};
 use super::number::{address, nanos, whole};
 use super::read::Limits;
-use super::{Args, LARGEST_BLOCK, Mark, Memory, Module, Op, Text, Thread, Trace};
+use super::{Args, LARGEST_BLOCK, Mark, Measured, Memory, Module, Op, Text, Thread, Trace};
 use crate::compact::CompactSort;
 use crate::units::{Bytes, Nanos, id32};
 
 /// The most begin events (`B`) that wait for their end event (`E`).
 const OPEN: usize = 10_000;
+
+/// The most devices of which memory is counted.
+const DEVICES: usize = 4096;
 
 /// An event that has begun: its record, or that it is not kept.
 #[derive(Clone, Copy)]
@@ -52,6 +55,8 @@ pub(super) struct Keeper {
     unreadable_at: u64,
     unpaired: u64,
     has_memory: bool,
+    /// By kind and number of a device that is not the host.
+    measured: BTreeMap<(i64, i64), Measured>,
 }
 
 impl Keeper {
@@ -77,6 +82,7 @@ impl Keeper {
             unreadable_at: 0,
             unpaired: 0,
             has_memory: false,
+            measured: BTreeMap::new(),
         }
     }
 
@@ -156,16 +162,35 @@ impl Keeper {
             ));
         }
         self.has_memory = true;
+        let host = event.device_type.is_empty() || whole(event.device_type) == Some(0);
+        if !host {
+            self.measure(event)?;
+        }
         self.latest = self.latest.max(time);
         if time >= self.until {
             self.left_out += 1;
             return Ok(());
         }
         let thread = self.thread(event)?;
-        let host = event.device_type.is_empty() || whole(event.device_type) == Some(0);
         grow(&mut self.memory);
         self.memory.push(Memory { time, address, bytes, thread, host });
         self.within_limit()
+    }
+
+    /// Takes the totals of an event of a GPU's memory as they were recorded.
+    fn measure(&mut self, event: &Event<'_>) -> Result<(), String> {
+        let kind = whole(event.device_type).unwrap_or(-1);
+        let device = whole(event.device).unwrap_or(0);
+        if self.measured.len() == DEVICES && !self.measured.contains_key(&(kind, device)) {
+            return Err(format!("memory events of more than {DEVICES} devices"));
+        }
+        let total = |text| whole(text).and_then(|n| u64::try_from(n).ok()).map(Bytes);
+        let one = self.measured.entry((kind, device)).or_default();
+        (one.kind, one.device) = (kind, device);
+        one.events += 1;
+        one.allocated = one.allocated.max(total(event.total_allocated));
+        one.reserved = one.reserved.max(total(event.total_reserved));
+        Ok(())
     }
 
     fn begin(&mut self, event: &Event<'_>, record: Record) -> Result<(), String> {
@@ -394,6 +419,7 @@ impl Keeper {
             memory,
             marks,
             modules,
+            measured: self.measured.into_values().collect(),
             notes,
             bytes,
         })

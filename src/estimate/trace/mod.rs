@@ -76,6 +76,21 @@ pub struct Memory {
     pub host: bool,
 }
 
+/// What a trace recorded on a GPU says of that GPU's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// The kind of the device, PyTorch's `Device Type`: 1 is CUDA.
+    pub kind: i64,
+    /// Its number.
+    pub device: i64,
+    /// Its memory events.
+    pub events: u64,
+    /// The largest `Total Allocated` of an event; none where no event has it.
+    pub allocated: Option<Bytes>,
+    /// The largest `Total Reserved` of an event; none where no event has it.
+    pub reserved: Option<Bytes>,
+}
+
 /// A `user_annotation`: `ProfilerStep#3`, `Optimizer.step#Adam.step`,
 /// `Optimizer.zero_grad#Adam.zero_grad`, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +134,9 @@ pub struct Trace {
     pub marks: Vec<Mark>,
     /// Module calls, by start, enclosing before enclosed.
     pub modules: Vec<Module>,
+    /// What was recorded of each device that is not the host, by kind and number. Nothing in a
+    /// trace that was recorded on a CPU.
+    pub measured: Vec<Measured>,
     /// Sentences about the file that a user of the estimate should know, such as that it was cut
     /// off or that events were left out.
     pub notes: Vec<String>,

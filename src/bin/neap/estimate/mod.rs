@@ -1,6 +1,7 @@
 //! `neap estimate`: the GPU memory that a job needs, from a trace of the job on a CPU.
 
 mod files;
+mod measured;
 mod report;
 
 use std::path::{Path, PathBuf};
@@ -170,7 +171,16 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut fits = true;
     let mut objects = Vec::new();
     for (index, (file, truth)) in flags.traces.iter().zip(truths).enumerate() {
-        let estimate = estimate(flags, file, &config, &targets, headline, truth)?;
+        let job = Job::read(file, &Limits::default())?;
+        if let Some(found) = measured::of(flags, file, &job.trace)? {
+            if several && as_json {
+                objects.push(serde_json::to_value(&found)?);
+            } else {
+                output::report(&found, as_json)?;
+            }
+            continue;
+        }
+        let estimate = estimate(flags, (file, job), &config, &targets, headline, truth);
         fits &= flags.device.is_empty()
             || estimate.judged.iter().all(|j| j.verdict != Verdict::DoesNotFit);
         let places = Places::of(&estimate.job);
@@ -270,13 +280,12 @@ fn forecast(flags: &Flags, job: &Job, settings: &Settings) -> Forecast {
 
 fn estimate<'a>(
     flags: &Flags,
-    file: &'a Path,
+    (file, job): (&'a Path, Job),
     config: &Config,
     targets: &'a [Target],
     headline: usize,
     truth: Option<Truth>,
-) -> anyhow::Result<Estimate<'a>> {
-    let job = Job::read(file, &Limits::default())?;
+) -> Estimate<'a> {
     let target = &targets[headline];
     let settings = |class| Settings {
         class,
@@ -309,7 +318,7 @@ fn estimate<'a>(
         judge(other.class, &other_forecast, &answer);
     }
     let judged = judged.into_iter().flatten().collect();
-    Ok(Estimate {
+    Estimate {
         file,
         target,
         settings: settings(target.class),
@@ -318,5 +327,5 @@ fn estimate<'a>(
         answer: answered,
         judged,
         truth,
-    })
+    }
 }
