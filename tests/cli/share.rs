@@ -253,3 +253,16 @@ fn what_is_malformed_is_refused() {
     );
     folder.refuses(2, &["turn"], &["share", "jobs.csv", "--turn", "0"]);
 }
+
+/// Item 16: more work than the device can do is said, and by how much.
+#[test]
+fn demand_beyond_the_device_is_said() {
+    let folder = Folder::new();
+    let rows = |gap: u64| (0..12).map(|n| format!("j{n},1GiB,1GiB,{},60\n", n * gap));
+    folder.write("over.csv", format!("{HEAD}{}", rows(40).collect::<String>()));
+    let over = folder.neap(&["share", "over.csv"]);
+    assert!(over.stderr.contains("150 % of what the device can do"), "{over:?}");
+    folder.write("under.csv", format!("{HEAD}{}", rows(80).collect::<String>()));
+    let under = folder.neap(&["share", "under.csv"]);
+    assert!(!under.stderr.contains("of what the device can do"), "{under:?}");
+}

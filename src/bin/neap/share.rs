@@ -140,6 +140,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     outputs.apart_from_what_was_read()?;
     let jobs = &trace.jobs;
+    if let Some(percent) = jobs::demand(jobs).filter(|percent| *percent > 100) {
+        note(&format!(
+            "note: {file}: jobs come with {percent} % of what the device can do: under any policy the queue grows \
+             until the last has come, and drains only then"
+        ));
+    }
     let place = |name: &String| {
         let at = jobs.iter().position(|j| *j.name == **name);
         at.with_context(|| {

@@ -70,6 +70,33 @@ pub struct Trace {
 /// The iteration time of a job for which none is given.
 pub const ITERATION: Nanos = Nanos(100_000_000);
 
+/// The work that comes in the time in which it comes, in per cent of what the device can do,
+/// rounded down. None where all jobs come at once or too few come to tell: then there is no rate.
+#[must_use]
+pub fn demand(jobs: &[Job]) -> Option<u64> {
+    let [first, .., last] = jobs else { return None };
+    let count = jobs.len() as u128;
+    // The last job's share of the time is as long as the mean of the others'.
+    let span = u128::from(last.submit.saturating_sub(first.submit).0) * count / (count - 1);
+    if count < TELLING {
+        return None;
+    }
+    let busy = |job: &Job| match job.rate {
+        // Requests per thousand seconds, each of one iteration.
+        Some(rate) => {
+            let share = u128::from(rate) * u128::from(job.iteration.0) / 1_000_000_000;
+            u128::from(job.work.0) * share.min(1000)
+        }
+        None => u128::from(job.work.0) * u128::from(job.utilisation),
+    };
+    let work: u128 = jobs.iter().map(busy).sum();
+    let percent = (work / u128::from(WHOLE) * 100).checked_div(span)?;
+    Some(u64::try_from(percent).unwrap_or(u64::MAX))
+}
+
+/// Fewer jobs show no rate at which they come.
+const TELLING: u128 = 8;
+
 const LARGEST: u64 = 1 << 30;
 const MOST: usize = 4_000_000;
 /// The most work of all jobs together, in nanoseconds. Below it no simulated time overflows.
@@ -270,6 +297,24 @@ mod tests {
             (b.work.0, b.kill, b.rate, b.priority, b.utilisation),
             (5_000_000_000, Some(Nanos(12_000_000_000)), Some(1500), -2, 250)
         );
+    }
+
+    /// Item 16: 100 jobs of a minute every 45 seconds are four thirds of what one device can do.
+    #[test]
+    fn demand_is_work_in_the_time_in_which_it_comes() {
+        let jobs = |more: &str, count: u64, gap: u64| {
+            let rows = (0..count).map(|n| format!("j{n},1,2,{},60{more}\n", n * gap));
+            let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s";
+            let head =
+                if more.is_empty() { head.to_owned() } else { format!("{head},utilisation") };
+            parse(&format!("{head}\n{}", rows.collect::<String>())).unwrap().jobs
+        };
+        assert_eq!(demand(&jobs("", 100, 45)), Some(133));
+        assert_eq!(demand(&jobs("", 100, 60)), Some(100));
+        assert_eq!(demand(&jobs(",0.5", 100, 45)), Some(66));
+        // All at once, or too few: there is no rate.
+        assert_eq!((demand(&jobs("", 100, 0)), demand(&jobs("", 7, 45))), (None, None));
+        assert_eq!(demand(&[]), None);
     }
 
     #[test]
