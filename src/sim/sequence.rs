@@ -57,6 +57,8 @@ pub struct Sequence {
     pub requests: Vec<Request>,
     /// Bytes reserved after each request, where the file is a snapshot that says so.
     pub reserved: Option<Vec<u64>>,
+    /// The ids whose allocation failed when it was recorded, ascending. No id is used twice.
+    pub failed: Vec<u32>,
 }
 
 impl Sequence {
@@ -77,7 +79,7 @@ impl Sequence {
         while let Some(request) = reader.request()? {
             requests.push(request);
         }
-        Ok(Self { requests, reserved: None })
+        Ok(Self { requests, ..Self::default() })
     }
 }
 
@@ -101,6 +103,7 @@ pub struct Reader {
 struct Whole {
     requests: std::vec::IntoIter<Request>,
     reserved: Option<std::vec::IntoIter<u64>>,
+    failed: Vec<u32>,
 }
 
 /// The position of each column in a row.
@@ -182,7 +185,8 @@ impl Reader {
     /// stream.
     pub fn open(path: &Path) -> Result<Self, SequenceError> {
         let mut file = files::open(path)?;
-        if file.fill_buf().is_ok_and(snapshot::looks_like_pickle) {
+        let first = file.fill_buf().unwrap_or_default();
+        if first.is_empty() || snapshot::looks_like_pickle(first) {
             return Ok(Self::snapshot(path, snapshot::read(path, None)?));
         }
         Self::over(path, file)
@@ -193,7 +197,11 @@ impl Reader {
     pub fn snapshot(path: &Path, snapshot: Snapshot) -> Self {
         Self::of(
             path,
-            Sequence { requests: snapshot.requests, reserved: snapshot.expected_reserved },
+            Sequence {
+                requests: snapshot.requests,
+                reserved: snapshot.expected_reserved,
+                failed: snapshot.failed,
+            },
         )
     }
 
@@ -201,9 +209,9 @@ impl Reader {
     #[must_use]
     pub fn of(path: &Path, sequence: Sequence) -> Self {
         let mut reader = Self::empty(path, Box::new(std::io::empty()));
-        let Sequence { requests, reserved } = sequence;
-        reader.whole =
-            Some(Whole { requests: requests.into_iter(), reserved: reserved.map(Vec::into_iter) });
+        let Sequence { requests, reserved, failed } = sequence;
+        let (requests, reserved) = (requests.into_iter(), reserved.map(Vec::into_iter));
+        reader.whole = Some(Whole { requests, reserved, failed });
         reader
     }
 
@@ -273,8 +281,15 @@ impl Reader {
     pub fn request(&mut self) -> Result<Option<Request>, SequenceError> {
         if let Some(whole) = &mut self.whole {
             self.line += 1;
+            let request = whole.requests.next();
             self.expected.reserved = whole.reserved.as_mut().and_then(Iterator::next);
-            return Ok(whole.requests.next());
+            self.expected.ok = match request {
+                Some(Request::Allocate { id, .. }) if whole.reserved.is_some() => {
+                    Some(whole.failed.binary_search(&id).is_err())
+                }
+                _ => None,
+            };
+            return Ok(request);
         }
         if self.columns.plain
             && let Some(row) = self.file.fill_buf().ok().and_then(Row::plain)

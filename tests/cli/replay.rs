@@ -193,7 +193,7 @@ fn tables_that_are_none_are_bad_input_named_by_line() {
     let header = "op,id,bytes,stream\n";
     let rows = |rows: &str| format!("{header}{rows}");
     for (content, words) in [
-        (String::new(), &["line 1", "lacks op"][..]),
+        (String::new(), &["empty file", "not finished"][..]),
         ("a,1,512,0\n".to_owned(), &["line 1", "lacks op"]),
         ("op,id,bytes\n".to_owned(), &["line 1", "lacks stream"]),
         ("op,id,id,bytes,stream\n".to_owned(), &["line 1", "id twice"]),
@@ -230,4 +230,52 @@ fn tables_that_are_none_are_bad_input_named_by_line() {
     let zipped = std::fs::read(fixture("allocator/default.csv.gz")).unwrap();
     folder.write("cut.csv.gz", &zipped[..zipped.len() / 2]);
     folder.refuses(2, &["cut.csv.gz", "cut off"], &["replay", "cut.csv.gz"]);
+}
+
+/// The small cases that users' reports led to, if they are there.
+fn field(name: &str) -> Option<String> {
+    let named = std::env::var_os("NEAP_TRUTH").map(std::path::PathBuf::from);
+    let beside = || {
+        let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        here.parent().map(|p| p.join("shared/truth"))
+    };
+    let path = named.or_else(beside)?.join("field").join(name);
+    path.is_file().then(|| path.display().to_string())
+}
+
+/// Items 8 and 16: the right answers to the field's snapshots.
+#[test]
+fn snapshots_from_reports_have_their_right_answers() {
+    let folder = Folder::new();
+    for (name, reserved) in [("pool", 80), ("rank2", 40), ("long9", 40)] {
+        let Some(file) = field(&format!("{name}.pickle")) else {
+            println!("skipped: {name}.pickle is not there (NEAP_TRUTH)");
+            continue;
+        };
+        let said = folder.json(&["replay", "--check", &file]);
+        assert_eq!(number(&said, "peak_reserved_bytes"), reserved << 20, "{name}");
+        assert_eq!(said["matches"], true, "{name}");
+    }
+    if let Some(file) = field("poolgone.pickle") {
+        let said = folder.neap(&["replay", "--check", &file]);
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert!(said.stderr.contains("private pool") && !said.stdout.contains("every row"));
+    }
+    for (name, words) in
+        [("empty", "empty file"), ("segments_only", "record_memory_history was not on")]
+    {
+        let Some(file) = field(&format!("{name}.pickle")) else { continue };
+        folder.refuses(2, &[words], &["replay", &file]);
+    }
+}
+
+/// Item 8: snapshots of random requests are checked under the limit that they were recorded under,
+/// which no flag names, and each failure is a failure again.
+#[test]
+fn random_snapshots_are_checked_within_their_own_limit() {
+    for (name, ooms) in [("expandable", 3), ("max_split", 2), ("collected", 0), ("all", 2)] {
+        let file = fixture(&format!("snapshots/random-{name}.pickle.gz"));
+        let said = Folder::new().json(&["replay", "--check", &file]);
+        assert_eq!((number(&said, "ooms"), &said["matches"]), (ooms, &true.into()), "{name}");
+    }
 }

@@ -11,6 +11,7 @@ use super::device::Device;
 use super::free::FreeSet;
 use super::stats::{BlockView, Change, SegmentChange, SegmentView, State, Stats};
 use crate::compact::CompactSort;
+use crate::requests::PRIVATE;
 use crate::units::{Bytes, id32};
 
 /// Stands for "no block" or "no segment".
@@ -136,6 +137,16 @@ struct Growing {
     page: u64,
 }
 
+/// The place of a stream's pools among all: streams at even places, private pools at odd ones.
+const fn place_of(stream: u32) -> usize {
+    (stream & !PRIVATE) as usize * 2 + (stream & PRIVATE != 0) as usize
+}
+
+/// The stream whose pools are at a place.
+fn stream_of(place: usize) -> u32 {
+    id32(place / 2) | if place % 2 == 0 { 0 } else { PRIVATE }
+}
+
 /// A caching allocator with a framework's rules.
 #[derive(Clone, Debug)]
 pub struct Core<R> {
@@ -191,7 +202,7 @@ impl<R: Rules> Core<R> {
 
     fn note(&mut self, change: Change, address: u64, bytes: u64, list: u32) {
         if let Some(recorded) = &mut self.recorded {
-            let stream = id32(list as usize / R::POOLS);
+            let stream = stream_of(list as usize / R::POOLS);
             recorded.push(SegmentChange { change, address, bytes: Bytes(bytes), stream });
         }
     }
@@ -208,7 +219,8 @@ impl<R: Rules> Core<R> {
         // This limit is far above any device, and below it no rounding overflows.
         let want = self.rules.want(bytes.0.min(1 << 61), stream);
         let list = self.list(&want);
-        self.searches[want.pool] += 1;
+        // A private pool counts on its own, and nothing looks at the age of its blocks.
+        self.searches[want.pool] += u64::from(stream & PRIVATE == 0);
         let Some(found) = self.best_fit(list, &want).or_else(|| self.fresh_block(list, &want))
         else {
             self.stats.ooms += 1;
@@ -241,9 +253,10 @@ impl<R: Rules> Core<R> {
         self.insert_free(block);
     }
 
-    /// Gives every cached segment without a block in use back to the device.
+    /// Gives every cached segment without a block in use back to the device. Private pools keep
+    /// theirs.
     pub fn empty_cache(&mut self) {
-        for list in 0..self.lists.len() {
+        for list in (0..self.lists.len()).filter(|list| (list / R::POOLS).is_multiple_of(2)) {
             let free: Vec<u32> = self.lists[list].free.iter().collect();
             for block in free {
                 if self.blocks[block as usize].growing != NONE {
@@ -284,10 +297,10 @@ impl<R: Rules> Core<R> {
                 if blocks.len() > 1 {
                     blocks.pop_if(|b| b.state == State::Unmapped);
                 }
-                let (stream, pool) = (head.list as usize / R::POOLS, head.list as usize % R::POOLS);
+                let (place, pool) = (head.list as usize / R::POOLS, head.list as usize % R::POOLS);
                 SegmentView {
                     address: head.address,
-                    stream: id32(stream),
+                    stream: stream_of(place),
                     pool,
                     growing: head.growing != NONE,
                     blocks,
@@ -300,9 +313,10 @@ impl<R: Rules> Core<R> {
 
     /// The free list of the request's pool on its stream.
     fn list(&mut self, want: &Want) -> u32 {
-        let list = want.stream as usize * R::POOLS + want.pool;
+        let place = place_of(want.stream);
+        let list = place * R::POOLS + want.pool;
         if list >= self.lists.len() {
-            self.lists.resize_with((want.stream as usize + 1) * R::POOLS, List::default);
+            self.lists.resize_with((place + 1) * R::POOLS, List::default);
         }
         id32(list)
     }
@@ -461,13 +475,14 @@ impl<R: Rules> Core<R> {
     /// Among the pool's free blocks on this stream: the smallest of at least `size` bytes, and the
     /// largest of all.
     pub(super) fn at_least(&self, want: &Want, size: u64) -> (Option<u32>, Option<u32>) {
-        let free = &self.lists[want.stream as usize * R::POOLS + want.pool].free;
+        let free = &self.lists[place_of(want.stream) * R::POOLS + want.pool].free;
         (free.seek(size).map(|p| free.at(p)), free.largest())
     }
 
     /// Unsplit free blocks of a pool, on all streams, each with its age in searches.
     pub(super) fn releasable(&self, pool: usize) -> Vec<(u32, u64)> {
-        let lists = self.lists.iter().skip(pool).step_by(R::POOLS);
+        // Private pools, every second one, keep what they have.
+        let lists = self.lists.iter().skip(pool).step_by(2 * R::POOLS);
         lists
             .flat_map(|l| l.free.iter())
             .map(|b| (b, &self.blocks[b as usize]))

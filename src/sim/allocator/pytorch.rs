@@ -1,9 +1,9 @@
 //! The rules of `PyTorch`'s CUDA caching allocator in version 2.11: rounding, pools, splitting, and
 //! which memory is given back before the device is asked again.
 //!
-//! Stream events are not modelled, because a sequence says when a free completed. Private pools of
-//! CUDA graphs are not modelled either. Source: `PyTorch`'s public source, compared with the
-//! allocator itself request by request.
+//! Stream events are not modelled, because a sequence says when a free completed. A private pool
+//! (of a CUDA graph, or a `MemPool`) is a stream of its own. Source: `PyTorch`'s public source,
+//! compared with the allocator itself request by request.
 
 use super::config::Config;
 use super::core::{Core, Rules, Step, Want};
@@ -61,6 +61,13 @@ impl Allocator {
             collect_above: allowed.zip(config.gc_threshold).map(|(a, t)| share(a, t)),
         };
         Self::over(rules, Device::new(capacity))
+    }
+}
+
+impl Allocator {
+    /// The size of the segment that a request of `bytes` would be given, were there no free block.
+    pub(crate) fn segment_for(&self, bytes: u64) -> u64 {
+        self.rules.want(bytes, 0).segment
     }
 }
 

@@ -48,7 +48,7 @@ fn a_sequence_in_memory_reads_as_a_file_does() {
     let requests = vec![Request::EmptyCache, Request::Free { id: 3 }];
     let mut reader = Reader::of(
         Path::new("x"),
-        Sequence { requests: requests.clone(), reserved: Some(vec![7, 9]) },
+        Sequence { requests: requests.clone(), reserved: Some(vec![7, 9]), failed: vec![] },
     );
     assert!(reader.answered());
     for (request, reserved) in requests.into_iter().zip([7, 9]) {

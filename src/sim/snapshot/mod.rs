@@ -5,6 +5,8 @@
 //! began. Stacks and names are left out. [`mod@write`] makes the file that PyTorch would have
 //! recorded.
 
+mod guide;
+mod past;
 mod pickle;
 mod sequence;
 mod source;
@@ -16,6 +18,7 @@ pub mod write;
 
 use std::path::{Path, PathBuf};
 
+use crate::allocator::Config;
 use crate::files;
 use crate::units::Bytes;
 
@@ -52,10 +55,22 @@ pub struct Snapshot {
     /// The device's memory for the job: held plus free bytes at the last failure; `None` without
     /// failures. A snapshot does not say whether a memory fraction set a lower limit.
     pub capacity: Option<Bytes>,
+    /// What limited the job, as far as its trace shows it: a replay within it fails and gives
+    /// memory back as the recording did. `None` where the trace was not followed.
+    pub limit: Option<Limit>,
     /// The allocator's settings; all unset in snapshots of old versions.
     pub settings: Settings,
     /// Sentences about what the result leaves out or assumes.
     pub notes: Vec<String>,
+}
+
+/// What a job could take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limit {
+    /// The device's memory.
+    pub capacity: Bytes,
+    /// The share of it that the process may reserve; none when that is all.
+    pub fraction: Option<f64>,
 }
 
 /// The allocator's settings that a snapshot carries.
@@ -102,6 +117,9 @@ pub enum Problem {
         /// The error of the read.
         cause: std::io::Error,
     },
+    /// The file has no content.
+    #[error("empty file: the dump was not finished; record it again")]
+    Empty,
     /// The file ends inside the pickle.
     #[error("the pickle is cut off at byte {offset}; record or copy it again")]
     CutOff {
@@ -147,6 +165,11 @@ pub enum Problem {
     /// A pickle that is not a memory snapshot.
     #[error("it is no memory snapshot: {0}; save one with torch.cuda.memory._dump_snapshot")]
     NoSnapshot(String),
+    /// Segments without a trace.
+    #[error(
+        "it has segments and no trace of requests: record_memory_history was not on; call torch.cuda.memory._record_memory_history() before the work, and torch.cuda.memory._dump_snapshot after it"
+    )]
+    NoTrace,
     /// The device has no events, or several devices have events and none was chosen.
     #[error("{problem}; it has {}", devices(present))]
     Device {
@@ -207,6 +230,10 @@ pub fn read_within(
     let mut budget = Budget::new(limit);
     Pickle::read(Source::new(reader), &mut budget)
         .and_then(|p| snapshot(&p, device, &mut budget))
+        .map_err(|problem| match problem {
+            Problem::CutOff { offset: 0 } => Problem::Empty,
+            other => other,
+        })
         .map_err(|problem| SnapshotError::Content { path: path.to_owned(), problem })
 }
 
@@ -216,9 +243,12 @@ fn snapshot(
     budget: &mut Budget,
 ) -> Result<Snapshot, Problem> {
     let missing = |what: &str| Problem::NoSnapshot(what.to_owned());
-    let traces = pickle
-        .get(pickle.root, Word::DeviceTraces)
-        .ok_or_else(|| missing("it has no `device_traces`"))?;
+    let traces = pickle.get(pickle.root, Word::DeviceTraces).ok_or_else(|| {
+        if segments_alone(pickle) {
+            return Problem::NoTrace;
+        }
+        missing("it has no `device_traces`")
+    })?;
     let traces = pickle.list(traces).ok_or_else(|| missing("its `device_traces` is no list"))?;
     let (device, events) = choose(pickle, traces, device)?;
     let settings = pickle
@@ -234,24 +264,39 @@ fn snapshot(
     Ok(snapshot)
 }
 
+/// Whether it has segments and nothing of how they came to be: what
+/// `torch.cuda.memory_snapshot()` gives.
+fn segments_alone(pickle: &Pickle) -> bool {
+    let first = pickle.list(pickle.root).and_then(|all| all.first().copied());
+    let segment = first.is_some_and(|s| pickle.get(s, Word::Blocks).is_some());
+    segment || pickle.get(pickle.root, Word::Segments).is_some()
+}
+
 /// The device to read, and its events.
 fn choose<'a>(
     pickle: &'a Pickle,
     traces: &[Value],
     device: Option<u32>,
 ) -> Result<(u32, &'a [Value]), Problem> {
-    // The list is short, so that a list shared by a million devices makes no long error.
-    let present = || -> Vec<(usize, usize)> {
-        let counts =
-            traces.iter().enumerate().map(|(d, t)| (d, pickle.list(*t).map_or(0, <[_]>::len)));
-        counts.filter(|(_, n)| *n > 0).take(17).collect()
+    // Notes that a library writes into a trace (`user_defined`) are of no allocator. The list is
+    // short, so that a list shared by a million devices makes no long error.
+    let mut left = pickle.nodes.len();
+    let mut counts = |trace: &Value| {
+        let all = pickle.list(*trace).unwrap_or_default();
+        // Each event is a dictionary of its own. More than that are shared, and only counted.
+        let Some(rest) = left.checked_sub(all.len()) else { return all.len() };
+        left = rest;
+        let noted = |e: &&Value| pickle.get(**e, Word::Action) == Some(Value::Other);
+        all.len() - all.iter().filter(noted).count()
     };
-    let fail = |problem: String| Problem::Device { problem, present: present() };
-    let chosen = match (device, present().as_slice()) {
+    let present: Vec<(usize, usize)> =
+        traces.iter().map(&mut counts).enumerate().filter(|(_, n)| *n > 0).take(17).collect();
+    let fail = |problem: String| Problem::Device { problem, present: present.clone() };
+    let chosen = match (device, present.as_slice()) {
         (Some(d), _) => d as usize,
         (None, [(d, _)]) => *d,
         (None, []) => {
-            return Err(fail("nothing was recorded: call torch.cuda.memory._record_memory_history() before the work".to_owned()));
+            return Err(fail("nothing was recorded, since record_memory_history was not on: call torch.cuda.memory._record_memory_history() before the work".to_owned()));
         }
         (None, _) => return Err(fail("several devices have events: name one".to_owned())),
     };
@@ -259,10 +304,29 @@ fn choose<'a>(
     let events = pickle
         .list(*trace)
         .ok_or_else(|| Problem::NoSnapshot(format!("the trace of device {chosen} is no list")))?;
-    if events.is_empty() {
+    let seen = present.len() > 16 || present.iter().any(|(d, _)| *d == chosen);
+    if events.is_empty() || !seen {
         return Err(fail(format!("device {chosen} has no events")));
     }
     Ok((u32::try_from(chosen).unwrap_or(u32::MAX), events))
+}
+
+impl Settings {
+    /// The settings as the allocator takes them; none where they are not known here.
+    fn config(&self) -> Option<Config> {
+        if let Some(conf) = &self.alloc_conf {
+            return conf.parse().ok();
+        }
+        let mut config = Config {
+            expandable: self.expandable_segments.unwrap_or(false),
+            max_split: self.max_split_size,
+            gc_threshold: self.garbage_collection_threshold,
+            ..Config::default()
+        };
+        let divisions = config.divisions.iter_mut().zip(&self.roundup_power2_divisions);
+        divisions.for_each(|(to, from)| *to = *from);
+        Some(config)
+    }
 }
 
 fn settings(pickle: &Pickle, value: Value) -> Settings {

@@ -420,9 +420,13 @@ impl Machine<'_> {
         if fresh.is_some() { self.push(Value::Node(n)) } else { Ok(()) }
     }
 
-    /// An integer of `n` bytes, least first, in two's complement.
+    /// An integer of `n` bytes, least first, in two's complement. One of 64 bits without a sign,
+    /// as an address may be, keeps its bits.
     fn long(&mut self, n: u64) -> Result<(), Problem> {
         let value = match self.source.text(n)? {
+            Some([low @ .., 0]) if low.len() == 8 => {
+                Value::Int(i64::from_le_bytes(low.try_into().unwrap_or_default()))
+            }
             Some(bytes) if bytes.len() <= 8 => {
                 let fill = if bytes.last().is_some_and(|b| *b >= 0x80) { 0xff } else { 0 };
                 let mut all = [fill; 8];
@@ -448,7 +452,8 @@ impl Machine<'_> {
                 if digits.is_empty() || digits.bytes().any(|b| !b.is_ascii_digit()) {
                     None
                 } else {
-                    Some(t.parse().map_or(Value::Other, Value::Int))
+                    let unsigned = || t.parse().map(u64::cast_signed);
+                    Some(t.parse().or_else(|_| unsigned()).map_or(Value::Other, Value::Int))
                 }
             }
         };

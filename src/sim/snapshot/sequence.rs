@@ -6,8 +6,10 @@
 //! back. Only `free_completed` counts as a free: a replay could not predict when it came.
 //!
 //! `torch.cuda.empty_cache` itself leaves no event, only the segments that it gives back. But an
-//! allocation that fails and is tried again gives segments back too. A run of segments given back
-//! becomes [`Request::EmptyCache`] in these cases:
+//! allocation that fails and is tried again gives segments back too. What it was, [`super::guide`]
+//! finds by asking the allocator. Where that explains nothing, because the recording began late or
+//! the allocator did what its rules don't say, a run of segments given back becomes
+//! [`Request::EmptyCache`] in these cases:
 //!
 //! - A stack was recorded with it and contains `empty_cache` of `torch/cuda/memory.py`.
 //! - No stacks were recorded, the run leaves no segment idle, and the next event can't be the rest
@@ -18,245 +20,22 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::guide::{self, Mark, Reading};
+use super::past::{GONE, Past, event, past};
 use super::source::Budget;
 use super::value::{Event, Pickle, Stack, Value};
 use super::words::Word;
 use super::{Problem, Settings, Snapshot};
-use crate::compact::CompactSort;
 use crate::requests::Request;
-use crate::units::{Bytes, id32};
+use crate::units::Bytes;
 
 /// Bytes counted for an entry of a tree, its share of half-empty nodes included.
 const TREE_ENTRY: u64 = 96;
-
-/// The id of a freed block.
-const GONE: u32 = u32::MAX;
-
-/// A block that was live before the recording began.
-struct Start {
-    addr: i64,
-    size: u64,
-    stream: i64,
-}
 
 /// A segment of fixed size and how many live blocks it has.
 struct Segment {
     size: i64,
     live: u32,
-}
-
-/// What the first pass over the events finds.
-#[derive(Default)]
-struct Past {
-    blocks: Vec<Start>,
-    /// Segments that existed before the recording, by address and size.
-    segments: Vec<(i64, i64)>,
-    /// Bytes held before the recording; negative when the events contradict the segments.
-    reserved: i128,
-    /// The most bytes held at any time.
-    most: i128,
-    /// Bytes held and free at the last failure.
-    capacity: Option<i128>,
-    /// Every address that ever had a block; all ids are [`GONE`].
-    ids: HashMap<i64, u32>,
-    /// Whether the trace has `free_requested` events only.
-    by_request: bool,
-    /// Whether the events contradict each other or the segments.
-    contradicted: bool,
-    private: bool,
-    notes: Vec<String>,
-}
-
-fn contradiction(at: usize, what: &str) -> Problem {
-    Problem::Contradiction(format!("event {at} of the trace {what}; record the snapshot again"))
-}
-
-/// The event at position `at`; `Ok(None)` when its action has no meaning here.
-fn event(pickle: &Pickle, events: &[Value], at: usize) -> Result<Option<Event>, Problem> {
-    match pickle.event(events[at]) {
-        Some(e) if !(0..=1 << 62).contains(&e.size) => {
-            Err(contradiction(at, "has a negative or enormous size"))
-        }
-        Some(e) => Ok(Some(e)),
-        // Later versions may add actions. An event with a known action must be complete.
-        None if pickle.get(events[at], Word::Action) == Some(Value::Other) => Ok(None),
-        None => Err(contradiction(at, "lacks its action, address, size or stream")),
-    }
-}
-
-/// Makes room for one more entry and counts its memory.
-fn room<V>(map: &mut HashMap<i64, V>, budget: &mut Budget) -> Result<(), Problem> {
-    if map.len() == map.capacity() {
-        // The standard table fills seven eighths of its buckets (a tiny one all but one) and then
-        // doubles.
-        let buckets = map.capacity() + map.capacity().div_ceil(7);
-        let bytes = |n: usize| (n * (size_of::<(i64, V)>() + 1) + 64) as u64;
-        budget.charge(bytes((buckets * 2).max(16)) - bytes(buckets), bytes(buckets))?;
-        map.reserve(1);
-    }
-    Ok(())
-}
-
-fn past(
-    pickle: &Pickle,
-    device: u32,
-    events: &[Value],
-    budget: &mut Budget,
-) -> Result<Past, Problem> {
-    const LIVE: u32 = 0;
-    let mut past = Past::default();
-    let mut segments: HashMap<i64, ()> = HashMap::new();
-    let (mut held, mut most, mut stray, mut completed, mut requested, mut unknown) =
-        (0i128, 0i128, 0u64, false, false, 0u64);
-    for at in 0..events.len() {
-        match event(pickle, events, at)?.map(|e| e.action) {
-            Some(Word::FreeCompleted) => completed = true,
-            Some(Word::FreeRequested) => requested = true,
-            Some(_) => {}
-            None => unknown += 1,
-        }
-    }
-    past.by_request = requested && !completed;
-    let freeing = if past.by_request { Word::FreeRequested } else { Word::FreeCompleted };
-    for at in 0..events.len() {
-        let Some(e) = event(pickle, events, at)? else { continue };
-        match e.action {
-            Word::Alloc => {
-                room(&mut past.ids, budget)?;
-                past.ids.insert(e.addr, LIVE);
-            }
-            action if action == freeing => match past.ids.get_mut(&e.addr) {
-                Some(state) if *state == LIVE => *state = GONE,
-                Some(_) => stray += 1,
-                None => {
-                    room(&mut past.ids, budget)?;
-                    past.ids.insert(e.addr, GONE);
-                    budget.push(
-                        &mut past.blocks,
-                        Start { addr: e.addr, size: e.size as u64, stream: e.stream },
-                    )?;
-                }
-            },
-            Word::SegmentAlloc | Word::SegmentMap => {
-                held += i128::from(e.size);
-                most = most.max(held);
-                if e.action == Word::SegmentAlloc {
-                    room(&mut segments, budget)?;
-                    segments.insert(e.addr, ());
-                }
-            }
-            Word::SegmentFree | Word::SegmentUnmap => {
-                held -= i128::from(e.size);
-                if e.action == Word::SegmentFree && !segments.contains_key(&e.addr) {
-                    room(&mut segments, budget)?;
-                    segments.insert(e.addr, ());
-                    budget.push(&mut past.segments, (e.addr, e.size))?;
-                }
-            }
-            Word::Oom => past.capacity = Some(held + i128::from(e.addr)),
-            _ => {}
-        }
-    }
-    let (total, odd) = standing(pickle, device, &mut past, &segments, budget)?;
-    past.reserved = total - held;
-    past.most = past.reserved + most;
-    past.capacity = past.capacity.map(|c| c + past.reserved);
-    past.contradicted = stray > 0 || odd > 0;
-    past.blocks.compact_sort_by_key(|b| b.addr);
-    // The second pass assigns all ids anew.
-    past.ids.values_mut().for_each(|id| *id = GONE);
-    let mut note = |n: u64, what: &str| {
-        if n > 0 {
-            past.notes.push(format!("{what}: {n}."));
-        }
-    };
-    note(stray, "Frees of blocks that were free already (left out)");
-    note(
-        odd,
-        "Blocks live at the snapshot that the trace freed and did not allocate again (the trace was believed)",
-    );
-    note(unknown, "Entries of the trace with an action that is not known here (left out)");
-    Ok(past)
-}
-
-/// Reads the segments of the snapshot. Adds the live blocks and the segments that the trace never
-/// names to `past`. Returns the bytes held and how many blocks contradict the trace.
-fn standing(
-    pickle: &Pickle,
-    device: u32,
-    past: &mut Past,
-    traced: &HashMap<i64, ()>,
-    budget: &mut Budget,
-) -> Result<(i128, u64), Problem> {
-    let wrong = |what: &str| Problem::NoSnapshot(what.to_owned());
-    let all = pickle
-        .get(pickle.root, Word::Segments)
-        .and_then(|s| pickle.list(s))
-        .ok_or_else(|| wrong("it has no list of `segments`"))?;
-    let (mut total, mut odd, mut seen) = (0i128, 0u64, 0usize);
-    for segment in all {
-        let number = |of: Value, key| match pickle.get(of, key) {
-            Some(Value::Int(n)) => Some(n),
-            _ => None,
-        };
-        let get = |key| {
-            number(*segment, key)
-                .ok_or_else(|| wrong("a segment lacks its address, size or stream"))
-        };
-        if number(*segment, Word::Device).unwrap_or(0) != i64::from(device) {
-            continue;
-        }
-        let (address, size, stream) =
-            (get(Word::Address)?, get(Word::TotalSize)?, get(Word::Stream)?);
-        if size < 0 {
-            return Err(wrong("a segment has a negative size"));
-        }
-        total += i128::from(size);
-        let pool = pickle
-            .get(*segment, Word::SegmentPoolId)
-            .and_then(|p| pickle.list(p))
-            .unwrap_or_default();
-        past.private |= pool.iter().any(|v| *v != Value::Int(0));
-        if !traced.contains_key(&address) {
-            budget.push(&mut past.segments, (address, size))?;
-        }
-        let blocks = pickle
-            .get(*segment, Word::Blocks)
-            .and_then(|b| pickle.list(b))
-            .ok_or_else(|| wrong("a segment has no blocks"))?;
-        // Each block is a dictionary of its own. More blocks than dictionaries means that a list is
-        // shared.
-        seen = seen.saturating_add(blocks.len()).saturating_add(1);
-        if seen > pickle.nodes.len() {
-            return Err(wrong("segments share blocks"));
-        }
-        let mut next = address;
-        for block in blocks {
-            let size = number(*block, Word::Size)
-                .filter(|n| (0..=1 << 62).contains(n))
-                .ok_or_else(|| wrong("a block lacks its size"))?;
-            // Old versions write no block addresses: each block follows the one before.
-            let addr = number(*block, Word::Address).unwrap_or(next);
-            next = addr.saturating_add(size);
-            match pickle.get(*block, Word::State) {
-                Some(Value::Word(Word::Inactive)) => continue,
-                Some(Value::Word(Word::ActiveAllocated | Word::ActivePendingFree)) => {}
-                _ => return Err(wrong("a block has no known state")),
-            }
-            match past.ids.get(&addr) {
-                Some(state) => odd += u64::from(*state == GONE),
-                None => {
-                    let size = number(*block, Word::RequestedSize)
-                        .filter(|n| (1..=1 << 62).contains(n))
-                        .unwrap_or(size) as u64;
-                    room(&mut past.ids, budget)?;
-                    past.ids.insert(addr, 0);
-                    budget.push(&mut past.blocks, Start { addr, size, stream })?;
-                }
-            }
-        }
-    }
-    Ok((total, odd))
 }
 
 /// Segments given back without a request between them.
@@ -277,10 +56,9 @@ struct Run {
 
 struct Builder<'a> {
     budget: &'a mut Budget,
+    past: &'a Past,
     requests: Vec<Request>,
     expected: Vec<u64>,
-    streams: Vec<i64>,
-    stream_ids: HashMap<i64, u32>,
     ids: HashMap<i64, u32>,
     next: u32,
     segments: BTreeMap<i64, Segment>,
@@ -290,6 +68,8 @@ struct Builder<'a> {
     most: i128,
     capacity: Option<i128>,
     run: Option<Run>,
+    /// Blocks whose frees completed while the next allocation waited for other streams.
+    later: Vec<i64>,
     /// Whether segments are also given back for reasons other than want of memory.
     collects: bool,
     emptied: u64,
@@ -307,13 +87,14 @@ pub(super) fn build(
     budget: &mut Budget,
 ) -> Result<Snapshot, Problem> {
     let mut past = past(pickle, device, events, budget)?;
+    let reading = guide::read(pickle, events, &past, &settings, budget)?;
+    let ids = std::mem::take(&mut past.ids);
     let mut builder = Builder {
         budget,
+        past: &past,
         requests: Vec::new(),
         expected: Vec::new(),
-        streams: Vec::new(),
-        stream_ids: HashMap::new(),
-        ids: std::mem::take(&mut past.ids),
+        ids,
         next: 0,
         segments: BTreeMap::new(),
         idle: 0,
@@ -321,6 +102,7 @@ pub(super) fn build(
         most: past.most,
         capacity: past.capacity,
         run: None,
+        later: Vec::new(),
         collects: settings.alloc_conf.is_none()
             || settings.max_split_size.is_some()
             || settings.garbage_collection_threshold.is_some(),
@@ -333,18 +115,16 @@ pub(super) fn build(
         builder.segment(*addr, *size)?;
     }
     for block in &past.blocks {
-        builder.allocate(block.addr, block.size, block.stream)?;
+        let stream = past.stream_at(0, block.addr, block.stream, true);
+        builder.allocate(block.addr, block.size, stream)?;
     }
     let at_start = builder.requests.len();
     let mut failed = Vec::new();
-    for at in 0..events.len() {
-        if let Some(e) = event(pickle, events, at)? {
-            builder.apply(&e, past.by_request, &mut failed)?;
-        }
-    }
+    builder.all(pickle, events, &reading, &mut failed)?;
     builder.decide(false)?;
-    let mut notes = past.notes;
+    let mut notes = past.notes.clone();
     builder.notes(&mut notes, &failed);
+    notes.extend(unexplained(&reading, events.len()));
     if at_start > 0 || past.reserved > 0 {
         notes.push(format!(
             "When the recording began, {at_start} blocks were live in {} of segments; they are allocated first, in address order, so what is held may differ from what was: record from the job's start for an exact replay.",
@@ -354,9 +134,9 @@ pub(super) fn build(
     if past.reserved < 0 {
         notes.push("The trace takes more segments than stand at the snapshot; what PyTorch held is not known.".to_owned());
     }
-    if past.private {
+    if !past.pools.is_empty() {
         notes.push(
-            "Some segments are of private pools (CUDA graphs or MemPool), which are replayed as if they were the common pool.".to_owned(),
+            "Some segments are of private pools (CUDA graphs or MemPool): what stands in them at the snapshot is replayed apart from the common pool.".to_owned(),
         );
     }
     if past.by_request {
@@ -375,25 +155,78 @@ pub(super) fn build(
         requests: builder.requests,
         at_start,
         reserved_at_start: Bytes(u64::try_from(past.reserved).unwrap_or(0)),
-        streams: builder.streams,
+        streams: past.streams.clone(),
         failed,
+        limit: reading.limit.filter(|_| reading.until == events.len()),
         capacity: past.capacity.and_then(|c| u64::try_from(c).ok()).map(Bytes),
         settings,
         notes,
     })
 }
 
+/// What to say of a trace that the allocator's rules explain in part only.
+fn unexplained(reading: &Reading, events: usize) -> Option<String> {
+    if reading.limit.is_none() || reading.until >= events {
+        return None;
+    }
+    let at = reading.stopped;
+    Some(if reading.needless {
+        format!(
+            "Event {at} of the trace took new memory although a cached block would have done: perhaps for a private pool (CUDA graph or MemPool) that is gone, which a snapshot does not name. From there on all is replayed as the common pool, so what is held may differ from what was."
+        )
+    } else {
+        format!(
+            "From event {at} on, the trace is not what PyTorch's allocator does with these settings; what is held may differ from what was."
+        )
+    })
+}
+
 impl Builder<'_> {
+    /// Turns all events into requests.
+    fn all(
+        &mut self,
+        pickle: &Pickle,
+        events: &[Value],
+        reading: &Reading,
+        failed: &mut Vec<u32>,
+    ) -> Result<(), Problem> {
+        let mut marks = reading.marks.iter().peekable();
+        for at in 0..events.len() {
+            let Some(e) = event(pickle, events, at)? else { continue };
+            if at >= reading.until {
+                self.apply(at, &e, failed)?;
+                continue;
+            }
+            let (mut emptied, mut later, mut then) = (false, false, None);
+            while let Some((_, mark)) = marks.next_if(|(of, _)| *of == at) {
+                match *mark {
+                    Mark::Emptied => emptied = true,
+                    Mark::Later => later = true,
+                    Mark::EmptiedThen(held) => then = Some(held),
+                }
+            }
+            if later {
+                self.budget.push(&mut self.later, e.addr)?;
+            } else {
+                self.follow(at, &e, then, failed)?;
+            }
+            if emptied {
+                self.empty()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Turns an event into requests.
-    fn apply(&mut self, e: &Event, by_request: bool, failed: &mut Vec<u32>) -> Result<(), Problem> {
+    fn apply(&mut self, at: usize, e: &Event, failed: &mut Vec<u32>) -> Result<(), Problem> {
         match e.action {
             Word::Alloc => {
                 self.decide(true)?;
-                self.allocate(e.addr, e.size as u64, e.stream)
+                self.allocate(e.addr, e.size as u64, self.past.stream_of(at, e))
             }
             Word::FreeRequested => {
                 self.decide(false)?;
-                if by_request { self.free(e.addr) } else { Ok(()) }
+                if self.past.by_request { self.free(e.addr) } else { Ok(()) }
             }
             Word::FreeCompleted => self.free(e.addr),
             Word::SegmentAlloc | Word::SegmentMap => {
@@ -410,27 +243,57 @@ impl Builder<'_> {
             Word::Oom => {
                 self.run = None;
                 self.budget.push(failed, self.next)?;
-                self.fail(e.size as u64, e.stream)
+                self.fail(e.size as u64, self.past.stream_of(at, e))
             }
             _ => self.decide(false),
         }
+    }
+
+    /// Turns an event into requests whose reading is known. After an allocation come the frees that
+    /// completed while it waited; with `then`, its answer was given with that many bytes held, and
+    /// cached memory went back.
+    fn follow(
+        &mut self,
+        at: usize,
+        e: &Event,
+        then: Option<u64>,
+        failed: &mut Vec<u32>,
+    ) -> Result<(), Problem> {
+        match e.action {
+            Word::SegmentFree | Word::SegmentUnmap => {
+                self.reserved -= i128::from(e.size);
+                if e.action == Word::SegmentFree {
+                    self.forget(e.addr);
+                }
+                return Ok(());
+            }
+            Word::Alloc | Word::Oom => {}
+            _ => return self.apply(at, e, failed),
+        }
+        let now = self.reserved;
+        self.reserved = then.map_or(now, i128::from);
+        self.apply(at, e, failed)?;
+        for addr in std::mem::take(&mut self.later) {
+            self.free(addr)?;
+        }
+        self.reserved = now;
+        if then.is_some() {
+            self.empty()?;
+            self.emptied -= 1;
+        }
+        Ok(())
+    }
+
+    /// Here the cache was emptied.
+    fn empty(&mut self) -> Result<(), Problem> {
+        self.emptied += 1;
+        self.request(Request::EmptyCache)
     }
 
     fn request(&mut self, request: Request) -> Result<(), Problem> {
         self.budget.push(&mut self.requests, request)?;
         let held = u64::try_from(self.reserved).unwrap_or(0);
         self.budget.push(&mut self.expected, held)
-    }
-
-    fn stream(&mut self, stream: i64) -> Result<u32, Problem> {
-        if let Some(n) = self.stream_ids.get(&stream) {
-            return Ok(*n);
-        }
-        let n = id32(self.streams.len());
-        room(&mut self.stream_ids, self.budget)?;
-        self.stream_ids.insert(stream, n);
-        self.budget.push(&mut self.streams, stream)?;
-        Ok(n)
     }
 
     fn id(&mut self) -> Result<u32, Problem> {
@@ -444,12 +307,12 @@ impl Builder<'_> {
         Ok(id)
     }
 
-    fn allocate(&mut self, addr: i64, size: u64, stream: i64) -> Result<(), Problem> {
+    fn allocate(&mut self, addr: i64, size: u64, stream: u32) -> Result<(), Problem> {
         if self.ids.get(&addr).is_some_and(|id| *id != GONE) {
             self.renewed += 1;
             self.free(addr)?;
         }
-        let (id, stream) = (self.id()?, self.stream(stream)?);
+        let id = self.id()?;
         self.request(Request::Allocate { id, bytes: Bytes(size), stream })?;
         // The first pass inserted every address, so the table never grows.
         self.ids.insert(addr, id);
@@ -459,8 +322,8 @@ impl Builder<'_> {
 
     /// Adds an allocation that failed when it was recorded, and its free, so that a replay in which
     /// it succeeds doesn't keep it.
-    fn fail(&mut self, size: u64, stream: i64) -> Result<(), Problem> {
-        let (id, stream) = (self.id()?, self.stream(stream)?);
+    fn fail(&mut self, size: u64, stream: u32) -> Result<(), Problem> {
+        let id = self.id()?;
         self.request(Request::Allocate { id, bytes: Bytes(size), stream })?;
         self.request(Request::Free { id })
     }

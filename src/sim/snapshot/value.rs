@@ -14,7 +14,8 @@ pub(super) enum Value {
     Text(u32),
     /// An index into [`Pickle::nodes`].
     Node(u32),
-    /// A value that is not kept: another string, bytes, or a number beyond 64 bits.
+    /// A value that is not kept: another string, bytes, or a number beyond 64 bits. Addresses from
+    /// 2^63 up are negative numbers, which stay in order among themselves.
     Other,
 }
 

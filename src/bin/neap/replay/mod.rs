@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use neap::sim::allocator::replay::{LARGEST_DEVICE, Replay, Report};
 use neap::sim::allocator::{Config, Stats};
 use neap::sim::sequence::{Expected, Reader};
-use neap::sim::snapshot::{self, Snapshot};
+use neap::sim::snapshot::{self, Limit, Snapshot};
 use neap::units::Bytes;
 use serde::Serialize;
 
@@ -139,6 +139,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (mut configs, mut targets) = (configs(flags)?, targets(flags)?);
     let mut limited = !flags.device.is_empty() || !flags.device_bytes.is_empty();
     let recorded = recorded(flags)?;
+    let mut share = flags.memory_fraction;
     if let Some(snapshot) = &recorded {
         snapshot.notes.iter().for_each(|n| note(&format!("note: {n}")));
         if flags.alloc_conf.is_empty()
@@ -152,15 +153,15 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                     .context("the snapshot's settings; give --alloc-conf in their place")?,
             )];
         }
-        if !limited
-            && flags.check
-            && let Some(capacity) = snapshot.capacity
-        {
-            targets = vec![Target {
-                name: "as recorded".to_owned(),
-                capacity: Bytes(capacity.0.min(LARGEST_DEVICE.0)),
-            }];
-            limited = true;
+        if !limited && flags.check && share.is_none() {
+            let device = snapshot.capacity.unwrap_or(LARGEST_DEVICE).min(LARGEST_DEVICE);
+            let whole = Limit { capacity: device, fraction: None };
+            let limit = snapshot.limit.unwrap_or(whole);
+            targets = vec![Target { name: "as recorded".to_owned(), capacity: limit.capacity }];
+            limited = limit.capacity < LARGEST_DEVICE;
+            // What the settings say of a share is in the limit.
+            share = Some(limit.fraction.unwrap_or(1.0));
+            configs.iter_mut().for_each(|(_, config)| config.memory_fraction = None);
         }
     } else if flags.gpu.is_some() {
         bail!(
@@ -184,7 +185,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if flags.smallest_device {
         return sweep::smallest(flags, input, config, as_json);
     }
-    one(flags, input, config, &targets[0], limited, as_json)
+    one(flags, input, (config, share), &targets[0], limited, as_json)
 }
 
 /// The file of requests, and the snapshot if it is one.
@@ -205,7 +206,9 @@ impl Input<'_> {
 /// The snapshot, if the file is one.
 fn recorded(flags: &Flags) -> anyhow::Result<Option<Snapshot>> {
     let mut file = neap::files::open(&flags.events)?;
-    let is_snapshot = file.fill_buf().is_ok_and(snapshot::looks_like_pickle);
+    // An empty file may be either: the reader of snapshots says what is wrong with it.
+    let is_snapshot =
+        file.fill_buf().is_ok_and(|first| first.is_empty() || snapshot::looks_like_pickle(first));
     Ok(if is_snapshot { Some(snapshot::read(&flags.events, flags.gpu)?) } else { None })
 }
 
@@ -301,7 +304,7 @@ impl fmt::Display for Answered {
 fn one(
     flags: &Flags,
     input: Input<'_>,
-    config: &Config,
+    (config, share): (&Config, Option<f64>),
     target: &Target,
     limited: bool,
     as_json: bool,
@@ -313,7 +316,7 @@ fn one(
             flags.events.display()
         );
     }
-    let mut replay = Replay::new(config, target.capacity, flags.memory_fraction);
+    let mut replay = Replay::new(config, target.capacity, share);
     let mut points = Points::new(flags.plot.is_some());
     let mut difference = None;
     let mut run = |curve: Option<&mut dyn std::io::Write>| -> anyhow::Result<()> {
