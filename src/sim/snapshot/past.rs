@@ -46,6 +46,8 @@ pub(super) struct Past {
     /// PyTorch's names of the streams, by number, and back.
     pub(super) streams: Vec<i64>,
     numbers: HashMap<i64, u32>,
+    /// Private pools and their streams, by number.
+    named: Vec<(u32, i64)>,
     pub(super) notes: Vec<String>,
 }
 
@@ -62,13 +64,35 @@ pub(super) struct Pool {
 impl Past {
     /// The number of the stream or private pool that event `at` allocates from.
     pub(super) fn stream_of(&self, at: usize, e: &Event) -> u32 {
+        if e.pool != 0
+            && let Some(number) = self.named.iter().position(|n| *n == (e.pool, e.stream))
+        {
+            return PRIVATE | id32(number);
+        }
         self.stream_at(at, e.addr, e.stream, e.action == Word::Alloc)
+    }
+
+    /// Whether some of the job's memory was of private pools that have names.
+    pub(super) fn has_pools(&self) -> bool {
+        !self.named.is_empty()
+    }
+
+    /// The number of a private pool, named or not yet.
+    fn private(&mut self, pool: u32, stream: i64) -> u32 {
+        let known = self.named.iter().position(|n| *n == (pool, stream));
+        let number = known.unwrap_or_else(|| {
+            self.named.push((pool, stream));
+            self.named.len() - 1
+        });
+        PRIVATE | id32(number)
     }
 
     /// As [`Past::stream_of`], of a block at an address.
     pub(super) fn stream_at(&self, at: usize, addr: i64, stream: i64, placed: bool) -> u32 {
-        let within = |p: &&Pool| (0..p.size).contains(&addr.wrapping_sub(p.start)) && at >= p.since;
-        let pool = if placed { self.pools.iter().find(within) } else { None };
+        let before = self.pools.partition_point(|p| p.start <= addr);
+        let last = before.checked_sub(1).and_then(|last| self.pools.get(last));
+        let within = |p: &&Pool| addr.wrapping_sub(p.start) < p.size && at >= p.since;
+        let pool = last.filter(|_| placed).filter(within);
         pool.map_or_else(|| self.numbers.get(&stream).copied().unwrap_or(0), |p| p.number)
     }
 
@@ -81,25 +105,29 @@ impl Past {
     ) -> Result<(), Problem> {
         let first = self.blocks.iter().map(|b| b.stream).collect::<Vec<_>>();
         let allocated = |at: usize| match event(pickle, events, at) {
-            Ok(Some(e)) if matches!(e.action, Word::Alloc | Word::Oom) => Some(e.stream),
+            Ok(Some(e)) if matches!(e.action, Word::Alloc | Word::Oom) => Some((e.pool, e.stream)),
             _ => None,
         };
-        for stream in first.into_iter().chain((0..events.len()).filter_map(allocated)) {
+        let first = first.into_iter().map(|stream| (0, stream));
+        for (pool, stream) in first.chain((0..events.len()).filter_map(allocated)) {
+            if pool != 0 && self.named.len() < POOLS {
+                self.private(pool, stream);
+            }
             if !self.numbers.contains_key(&stream) {
                 room(&mut self.numbers, budget)?;
                 self.numbers.insert(stream, id32(self.streams.len()));
                 budget.push(&mut self.streams, stream)?;
             }
         }
-        for pool in &mut self.pools {
-            let takes = |at: &usize| match event(pickle, events, *at) {
-                Ok(Some(e)) => {
-                    matches!(e.action, Word::SegmentAlloc | Word::SegmentMap)
-                        && e.addr == pool.start
-                }
-                _ => false,
-            };
-            pool.since = (0..events.len()).rev().find(takes).unwrap_or(0);
+        self.pools.compact_sort_by_key(|p| p.start);
+        let count = if self.pools.is_empty() { 0 } else { events.len() };
+        for at in 0..count {
+            let Ok(Some(e)) = event(pickle, events, at) else { continue };
+            if matches!(e.action, Word::SegmentAlloc | Word::SegmentMap)
+                && let Ok(place) = self.pools.binary_search_by_key(&e.addr, |p| p.start)
+            {
+                self.pools[place].since = at;
+            }
         }
         Ok(())
     }
@@ -236,7 +264,7 @@ fn standing(
         .get(pickle.root, Word::Segments)
         .and_then(|s| pickle.list(s))
         .ok_or_else(|| wrong("it has no list of `segments`"))?;
-    let (mut total, mut odd, mut seen, mut keys) = (0i128, 0u64, 0usize, Vec::new());
+    let (mut total, mut odd, mut seen) = (0i128, 0u64, 0usize);
     for segment in all {
         let number = |of: Value, key| match pickle.get(of, key) {
             Some(Value::Int(n)) => Some(n),
@@ -260,12 +288,7 @@ fn standing(
             .and_then(|p| pickle.list(p))
             .unwrap_or_default();
         if pool.iter().any(|v| *v != Value::Int(0)) && past.pools.len() < POOLS {
-            let key = (pool.to_vec(), stream);
-            let known = keys.iter().position(|k| *k == key).unwrap_or_else(|| {
-                keys.push(key);
-                keys.len() - 1
-            });
-            let number = PRIVATE | id32(known);
+            let number = past.private(super::value::pool(pool), stream);
             budget.push(&mut past.pools, Pool { start: address, size, since: 0, number })?;
         }
         if !traced.contains_key(&address) {

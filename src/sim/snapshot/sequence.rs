@@ -134,9 +134,9 @@ pub(super) fn build(
     if past.reserved < 0 {
         notes.push("The trace takes more segments than stand at the snapshot; what PyTorch held is not known.".to_owned());
     }
-    if !past.pools.is_empty() {
+    if past.has_pools() {
         notes.push(
-            "Some segments are of private pools (CUDA graphs or MemPool): what stands in them at the snapshot is replayed apart from the common pool.".to_owned(),
+            "Some segments are of private pools (CUDA graphs or MemPool): as far as the file names them they are replayed apart from the common pool.".to_owned(),
         );
     }
     if past.by_request {

@@ -28,6 +28,21 @@ pub(super) struct Event {
     pub(super) stream: i64,
     pub(super) action: Word,
     pub(super) stack: Stack,
+    /// The pool that PyTorch 2.15 and later name, see [`pool`].
+    pub(super) pool: u32,
+}
+
+/// A pool's two numbers in one; 0 is the common pool.
+pub(super) fn pool(numbers: &[Value]) -> u32 {
+    match *numbers {
+        [Value::Int(a), Value::Int(b)]
+            if (0..1 << 16).contains(&a) && (0..1 << 16).contains(&b) =>
+        {
+            u32::try_from(a << 16 | b).unwrap_or(u32::MAX)
+        }
+        [] => 0,
+        _ => u32::MAX,
+    }
 }
 
 /// What is kept of an event's stack.
@@ -56,8 +71,8 @@ pub(super) enum Node {
 
 impl Event {
     pub(super) fn of(pairs: impl Iterator<Item = (Word, Value)>, nodes: &[Node]) -> Option<Self> {
-        let (mut addr, mut free, mut size, mut stream, mut action, mut stack) =
-            (None, None, None, None, None, Stack::Unknown);
+        let (mut addr, mut free, mut size, mut stream, mut action, mut stack, mut of) =
+            (None, None, None, None, None, Stack::Unknown, 0);
         for (key, value) in pairs {
             match (key, value) {
                 (Word::Addr, Value::Int(n)) => addr = Some(n),
@@ -65,6 +80,11 @@ impl Event {
                 (Word::Size, Value::Int(n)) => size = Some(n),
                 (Word::Stream, Value::Int(n)) => stream = Some(n),
                 (Word::Action, Value::Word(w)) => action = Some(w),
+                (Word::PoolId, Value::Node(n)) => {
+                    if let Some(Node::Tuple(all)) = nodes.get(n as usize) {
+                        of = pool(all);
+                    }
+                }
                 (Word::Frames, Value::Node(n)) => {
                     if let Some(Node::Frames(s)) = nodes.get(n as usize) {
                         stack = *s;
@@ -77,7 +97,8 @@ impl Event {
         let addr = if action == Word::Oom { free } else { addr };
         // `snapshot` events have no fields but a time.
         let n = |x: Option<i64>| if action == Word::Taken { Some(x.unwrap_or(0)) } else { x };
-        Some(Self { addr: n(addr)?, size: n(size)?, stream: n(stream)?, action, stack })
+        let (addr, size, stream) = (n(addr)?, n(size)?, n(stream)?);
+        Some(Self { addr, size, stream, action, stack, pool: of })
     }
 }
 

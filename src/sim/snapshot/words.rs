@@ -16,6 +16,7 @@ pub(super) enum Word {
     Stream,
     DeviceFree,
     Frames,
+    PoolId,
     // Actions.
     Alloc,
     FreeRequested,
@@ -64,6 +65,7 @@ impl Word {
             b"stream" => Self::Stream,
             b"device_free" => Self::DeviceFree,
             b"frames" => Self::Frames,
+            b"pool_id" => Self::PoolId,
             b"alloc" => Self::Alloc,
             b"free_requested" => Self::FreeRequested,
             b"free_completed" => Self::FreeCompleted,

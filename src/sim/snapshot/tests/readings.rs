@@ -130,6 +130,16 @@ fn private_pools_are_replayed_apart_or_said() {
     // A private pool keeps its cached memory when the cache is emptied.
     let m = m as u64;
     assert_eq!(held, [m, m, 2 * m, 2 * m, m]);
+    // The same in the events, as PyTorch 2.15 writes it: then the pool may be gone.
+    let mut named = recorded(&events, &[(one, m as i64, idle), (two, m as i64, used)], None);
+    let alloc = b"action\x8c\x05alloc";
+    let at = named.windows(alloc.len()).rposition(|w| w == alloc).unwrap() - 2;
+    named.splice(at..at, Pen::default().text("pool_id").op(b"K\x00K\x01\x86").0);
+    let named = parse(&named).unwrap();
+    assert_eq!(
+        (named.requests, named.expected_reserved),
+        (apart.requests, apart.expected_reserved)
+    );
     // The same without the name, as when the pool is gone.
     let gone = parse(&recorded(&events, &[(one, m as i64, idle), (two, m as i64, used)], None));
     let gone = gone.unwrap();
