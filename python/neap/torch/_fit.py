@@ -22,11 +22,12 @@ from neap.torch._leftovers import Leftovers
 from neap.torch._lift import Lift
 from neap.torch._loans import leavable
 from neap.torch._meter import Meter
+from neap.torch._pinned import room, standing
 from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
-from neap.torch._report import Report, acts, parse_budget
+from neap.torch._report import Report, acts, parse_budget, size
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
@@ -214,6 +215,7 @@ class Fit:
         else:
             report.peak_allocated_bytes, report.peak_reserved_bytes = self.enforcement.peaks()
         report.allocator_retries = self.enforcement.retries()
+        report.pinned_bytes = max(report.pinned_bytes, standing())
         return report
 
     @property
@@ -445,6 +447,7 @@ class Fit:
                 soon=self._soon(recorder, found),
                 lend=self._lendable(recorder),
             )
+            self._keep_within_host(planner)
             offer = self._join(planner)
             schedule = self.search.plan(planner)
         except (PlanError, ShareError) as error:
@@ -454,6 +457,17 @@ class Fit:
         self._act(schedule)
         if self._share is not None and offer is not None:
             self._share.took(offer)
+
+    def _keep_within_host(self, planner: Planner) -> None:
+        """What leaves the device is pinned on the host, which may have less memory than that."""
+        free = room() if self.device == "cuda" else None
+        # A part is left to the script and the system.
+        if free is None or free - free // 8 >= planner.unplanned:
+            return
+        planner.keep_within(free - free // 8)
+        note = f"the host has {size(free)} left: the plan pins no more than 7/8 of it"
+        self._report.notes.append(note)
+        self._say(f"neap: {note}")
 
     # -- a share of the GPU
 

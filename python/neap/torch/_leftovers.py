@@ -161,7 +161,7 @@ def _bytes(storages: Iterable[Storage]) -> int:
 
 
 def _makers(recorder: Recorder, storages: Iterable[Storage], iterations: int) -> str:
-    """The operators that made these in so many iterations, those of most bytes first."""
+    """The operators that made these in a number of iterations, those of most bytes first."""
     made: dict[str, int] = {}
     for storage in storages:
         op = recorder.ops[storage.born or 0]

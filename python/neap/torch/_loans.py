@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 from neap.torch._calls import View
 from neap.torch._holder import Counts, flat, seen_as
 from neap.torch._lane import Lane, copy
+from neap.torch._pinned import host_memory
 from neap.torch._recorder import PLAIN
 from neap.torch._storage import blocks
 from neap.torch._versions import witness
@@ -156,7 +157,7 @@ class Loans:
         for lane in (self._out, self._in):
             if lane is not None:
                 lane.ends = [torch.cuda.Event() for _ in parcels]
-        pool = torch.empty(sum(map(size_of, parcels)), dtype=torch.uint8, pin_memory=on_device)
+        pool = host_memory(sum(map(size_of, parcels)), on_device)
         start = 0
         for parcel in parcels:
             self._slots.append(pool[start : start + size_of(parcel)])

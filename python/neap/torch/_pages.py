@@ -17,6 +17,7 @@ import torch
 from neap.torch._enforce import reserved_now, segments
 from neap.torch._holder import Counts, Holder, Kept, flat
 from neap.torch._loans import with_others
+from neap.torch._pinned import host_memory
 from neap.torch._recorder import is_subclass
 from neap.torch._schedule import PAGE, Point, Schedule
 from neap.torch._storage import has_names, storage_of
@@ -101,7 +102,7 @@ def _move(storages: Sequence[Views]) -> int:
     sizes = [one[0].untyped_storage().nbytes() for one in storages]
     total = sum(sizes)
     pinned = any(one[0].is_cuda for one in storages)
-    host = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+    host = host_memory(total, pinned)
     away: list[tuple[torch.Tensor, Views]] = []
     seen: dict[int, tuple[int, torch.Size, tuple[int, ...]]] = {}
     start = 0

@@ -210,6 +210,14 @@ class Planner:
             self._profile = json.loads(text)
         return self._profile
 
+    def keep_within(self, host: int) -> None:
+        """Plans for at most this many bytes of pinned memory from now on.
+
+        Raises:
+            PlanError: if the profile can't be read.
+        """
+        self.profile["pinned_bytes"] = min(host, self.profile["pinned_bytes"])
+
     def use_part_of_link(self, per_mille: int) -> None:
         """Plans for this part of the link's rates from now on, in thousandths.
 

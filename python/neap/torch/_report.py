@@ -68,6 +68,7 @@ class Report:
         freed: storages of swapped activations that were seen to be gone from the device.
         kept_bytes: what each watched iteration made and the script kept.
         kept: swap-outs left out because something else held the storage.
+        pinned_bytes: memory of the host that is pinned for what leaves the device.
         recomputed: calls of modules that were run again; ``recomputed_deaths`` storages of what
             they had saved were gone in between; ``compared`` saved tensors were compared with
             what came back.
@@ -104,6 +105,7 @@ class Report:
     kept: int = 0
     late: int = 0
     state_bytes: int = 0
+    pinned_bytes: int = 0
     recomputed: int = 0
     recomputed_deaths: int = 0
     remade: int = 0
@@ -187,6 +189,7 @@ class Report:
             f"  {self.swapped_out} swap-outs ({size(self.swapped_bytes)}), {self.swapped_in} "
             f"swap-ins, {self.late} of them late; {self.kept} left out; optimizer states moved "
             f"{size(self.state_bytes)}"
+            + (f"; {size(self.pinned_bytes)} pinned on the host" if self.pinned_bytes else "")
         )
         if self.recomputed or self.remade:
             lines.append(

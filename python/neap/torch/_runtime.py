@@ -20,6 +20,7 @@ from neap.torch._lane import Lane
 from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter, noted, noting
 from neap.torch._pages import Pages
+from neap.torch._pinned import host_memory
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import PLAIN
 from neap.torch._remake import Made, Remakes
@@ -113,7 +114,7 @@ class Runtime:
                 lane.ends = [torch.cuda.Event() for _ in schedule.sizes]
         if schedule is not None and schedule.sizes:
             total = sum(blocks(size) for size in schedule.sizes)
-            pool = torch.empty(total, dtype=torch.uint8, pin_memory=self.device == "cuda")
+            pool = host_memory(total, self.device == "cuda")
             start = 0
             for size in schedule.sizes:
                 self._slots.append(pool[start : start + size])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from neap.torch._pinned import host_memory
 from neap.torch._storage import blocks
 
 
@@ -34,7 +35,7 @@ class Slab:
     ) -> None:
         self.size = sum(blocks(tensor.nbytes) for _, _, tensor in members)
         device = members[0][0].device
-        self.host = torch.empty(self.size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.host = host_memory(self.size, device.type == "cuda")
         self.here = torch.empty(0, dtype=torch.uint8, device=device)
         self._optimizer = optimizer
         self._owners = [owner for owner, _, _ in members]

@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from neap.torch._holder import dense, seen_as
 from neap.torch._lane import Lane, copy
+from neap.torch._pinned import host_memory
 from neap.torch._recorder import is_subclass
 from neap.torch._slab import Slab
 from neap.torch._storage import blocks
@@ -230,12 +231,14 @@ class States:
                 if state.device != parameter.device or state.layout != torch.strided:
                     continue
                 if known is None or not alike(known, state):
-                    known = hosts[key] = torch.empty_strided(
-                        state.size(),
-                        state.stride(),
-                        dtype=state.dtype,
-                        device="cpu",
-                        pin_memory=pinned,
+                    # As many elements as the strides reach over.
+                    like = torch.empty_strided(
+                        state.size(), state.stride(), dtype=state.dtype, device="meta"
+                    )
+                    pool = host_memory(like.untyped_storage().nbytes(), pinned)
+                    bare = torch.empty(0, dtype=state.dtype)
+                    known = hosts[key] = bare.set_(
+                        pool.untyped_storage(), 0, state.size(), state.stride()
                     )
                 to.append(known)
                 source.append(state)

@@ -1,0 +1,97 @@
+"""Pinned memory of the host, of the size that is asked for.
+
+PyTorch's own allocator of pinned memory rounds each request up to a power of two, so that a pool of
+4.5 GiB would pin 8. Here memory of the exact size is registered with CUDA instead.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import torch
+
+LARGE = 1 << 20
+"""Fewer bytes come from PyTorch's allocator: what it adds is little."""
+_PAGE = mmap.PAGESIZE
+
+_standing = [0]
+
+
+class _Pages(mmap.mmap):
+    """Pages that are pinned until the last tensor in them is gone."""
+
+    address = 0
+
+    def pin(self, address: int) -> None:
+        """Pins all of it, which begins at this address.
+
+        Raises:
+            RuntimeError: if the host or CUDA refuses.
+        """
+        code = int(torch.cuda.cudart().cudaHostRegister(address, len(self), 0))
+        if code:
+            raise RuntimeError(
+                f"the host refuses to pin {len(self)} bytes (CUDA's error {code}); the plan needs "
+                "them for what leaves the device"
+            )
+        self.address = address
+        _standing[0] += len(self)
+
+    def __del__(self) -> None:
+        if not self.address:
+            return
+        _standing[0] -= len(self)
+        if not sys.is_finalizing():
+            torch.cuda.synchronize()  # A copy may be on its way.
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+
+
+def host_memory(size: int, pin: bool) -> torch.Tensor:
+    """So many bytes of the host, pinned where that is asked for.
+
+    Raises:
+        RuntimeError: if there is not enough memory to pin.
+    """
+    if not pin or size < LARGE:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+    free = room()
+    if free is not None and size > free:
+        raise RuntimeError(
+            f"the plan needs {size} bytes of pinned memory, and the host has {free} left"
+        )
+    rounded = -(-size // _PAGE) * _PAGE
+    pages = _Pages(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    tensor = torch.frombuffer(pages, dtype=torch.uint8)
+    pages.pin(tensor.data_ptr())
+    return tensor[:size]
+
+
+def standing() -> int:
+    """Bytes that are pinned now by :func:`host_memory`, but for small ones."""
+    return _standing[0]
+
+
+def room() -> int | None:
+    """Bytes of the host that can still be had, by the system and by the container's limit; nothing
+    where the system does not say.
+    """
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) << 10)
+    except (OSError, ValueError, IndexError):
+        return None
+    groups = Path("/sys/fs/cgroup")
+    for most, now in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = (int((groups / name).read_text()) for name in (most, now))
+        except (OSError, ValueError):  # No such limit.
+            continue
+        found.append(max(limit - used, 0))
+    return min(found) if found else None
