@@ -5,7 +5,7 @@
 //! crate of its own, so that a change recompiles little. A module imports only from those above it
 //! in this list.
 
-pub use neap_model::{compact, contract, device, files, job, parallel, private, records, units};
+pub use neap_model::{contract, device, files, job, parallel, private, records, units};
 
 pub use neap_sim as sim;
 

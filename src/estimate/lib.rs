@@ -8,7 +8,7 @@
 // Bytes, times and ids are never cut off silently.
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
 
-use neap_model::{compact, files, parallel, units};
+use neap_model::{files, parallel, units};
 use neap_sim as sim;
 
 pub mod answer;

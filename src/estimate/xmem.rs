@@ -42,7 +42,6 @@ use super::lives::Lives;
 use super::phases::{Iteration, Span};
 use super::roles::{Role, role};
 use super::trace::Module;
-use crate::compact::{CompactSort, Gather};
 use crate::sim::requests::Request;
 use crate::units::{Bytes, id32};
 
@@ -110,7 +109,7 @@ impl<'a> Analyzer<'a> {
                         .chain(layer.backward.iter().map(|&l| (l, true))),
                 );
             }
-            all.compact_sort_by_key(|&(l, _)| self.lives.list[l as usize].start);
+            all.sort_by_key(|&(l, _)| self.lives.list[l as usize].start);
             all
         };
         let last = layers.last().map(Vec::as_slice).unwrap_or_default();
@@ -236,18 +235,18 @@ impl<'a> Analyzer<'a> {
         let mut spans: Vec<Span> =
             trace.ops[from..to].iter().map(|o| Span { start: o.start, end: o.end }).collect();
         let sequences: BTreeSet<i64> =
-            trace.ops[from..to].iter().map(|o| o.sequence).filter(|&s| s >= 0).gather();
+            trace.ops[from..to].iter().map(|o| o.sequence).filter(|&s| s >= 0).collect();
         spans.extend(sequences.iter().filter_map(|s| by_sequence.get(s)).flatten());
         let finished = spans.iter().map(|s| s.end).max();
         let mut forward: Vec<u32> = self.taken(own).collect();
         // Each span once, even if several operators cover it.
-        spans.compact_sort_by_key(|s| s.start);
+        spans.sort_by_key(|s| s.start);
         spans.dedup_by(|next, before| {
             let meet = next.start <= before.end;
             before.end = before.end.max(if meet { next.end } else { 0 });
             meet
         });
-        let mut backward: BTreeSet<u32> = spans.iter().flat_map(|&s| self.taken(s)).gather();
+        let mut backward: BTreeSet<u32> = spans.iter().flat_map(|&s| self.taken(s)).collect();
         for life in &forward {
             backward.remove(life);
         }
@@ -282,7 +281,7 @@ fn assemble(claims: Vec<Claim>, iterations: &[Iteration], notes: Vec<String>) ->
         }
     }
     let model = claims.iter().filter(|c| c.block.before).count();
-    events.compact_sort_by_key(|&(time, frees, index)| (index >= model, time, frees, index));
+    events.sort_by_key(|&(time, frees, index)| (index >= model, time, frees, index));
     let mut ids = vec![0; claims.len()];
     let (mut requests, mut times, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
     for (time, frees, index) in events {

@@ -15,8 +15,6 @@ pub mod records;
 
 pub mod parallel;
 
-pub mod compact;
-
 pub mod job;
 
 pub mod device;

@@ -4,8 +4,6 @@ use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread::{self, Scope};
 
-use crate::compact::CompactSort;
-
 /// Cores on which nothing runs. It may be negative for moments: a thread that waited for others
 /// goes on without asking.
 static IDLE: LazyLock<AtomicIsize> = LazyLock::new(|| {
@@ -99,7 +97,7 @@ pub fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> V
     });
     drop(lent);
     let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
-    all.compact_sort_by_key(|(number, _)| *number);
+    all.sort_by_key(|(number, _)| *number);
     all.into_iter().map(|(_, done)| done).collect()
 }
 

@@ -18,7 +18,6 @@ use std::collections::BTreeMap;
 use super::budget::{self, PlanError, Planned, Request};
 use super::method::Method;
 use super::residency::Residencies;
-use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::job::arrange::{Arrangement, Moved, Pieces, arrange, splittable};
 use crate::job::liveness::Liveness;
@@ -312,7 +311,7 @@ fn plan_first(request: &Request<'_>, all: &mut [Early]) {
         early.first = early.first.take().or(first);
     }
     let time = |early: &Early| early.first.as_ref().and_then(budget::First::time);
-    all.compact_sort_by_key(|early| time(early).unwrap_or(Nanos(u64::MAX)));
+    all.sort_by_key(|early| time(early).unwrap_or(Nanos(u64::MAX)));
 }
 
 fn in_two_orders(

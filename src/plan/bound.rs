@@ -78,7 +78,6 @@ use moment::{Copied, Moment, Recomputed, denser, rank};
 use super::arrange::{in_pieces, may_wait};
 use super::relax;
 use super::residency::{Lifetime, Residencies};
-use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::optimizer::is_update;
@@ -312,7 +311,7 @@ impl<'a> Bounds<'a> {
         };
         let mut seen: Vec<(u64, usize)> =
             self.parts.iter().enumerate().map(|(s, part)| (look(part.highest), s)).collect();
-        seen.compact_sort_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
+        seen.sort_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
         for (_, part) in seen.into_iter().take(CLOSE) {
             self.parts[part].operators().step_by(self.stride).for_each(|q| {
                 look(q);
@@ -332,7 +331,7 @@ impl<'a> Bounds<'a> {
         let look = |q: u32| self.resident(q, added, budget.0);
         let mut parts: Vec<usize> = (0..self.parts.len()).collect();
         let standing = |part: usize| self.standing(self.parts[part].highest);
-        parts.compact_sort_by_key(|&part| std::cmp::Reverse(standing(part)));
+        parts.sort_by_key(|&part| std::cmp::Reverse(standing(part)));
         let mut seen = Vec::with_capacity(parts.len());
         for part in parts {
             let highest = look(self.parts[part].highest);
@@ -341,7 +340,7 @@ impl<'a> Bounds<'a> {
             }
             seen.push((highest, part));
         }
-        seen.compact_sort_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
+        seen.sort_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
         let close = seen.into_iter().take(CLOSE).any(|(_, part)| {
             self.parts[part].operators().step_by(self.stride).any(|q| look(q) > budget.0)
         });
@@ -544,7 +543,7 @@ impl<'a> Bounds<'a> {
             let cost = u64::try_from(writers.iter().map(part).sum::<u128>()).unwrap_or(u64::MAX);
             moment.recompute.push(Recomputed { bytes, cost, longest });
         }
-        moment.recompute.compact_sort_by(|a, b| denser(b.bytes, b.cost, a.bytes, a.cost));
+        moment.recompute.sort_by(|a, b| denser(b.bytes, b.cost, a.bytes, a.cost));
         moment
     }
 }

@@ -35,7 +35,6 @@ use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::residency::{Gap, Residencies, Swap};
 use super::timetable::Timetable;
-use crate::compact::CompactSort;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::TensorId;
@@ -129,7 +128,7 @@ impl PolicyMaker<'_> {
                 }
             }
         }
-        candidates.compact_sort();
+        candidates.sort();
         for (_, tensor, gap) in candidates {
             if self.may_swap(tensor)
                 && let Some((decision, out, back)) = self.on_the_link(tensor, gap)
@@ -206,7 +205,7 @@ impl PolicyMaker<'_> {
                 ranked.push((value(overhead), Means::Recompute, tensor, gap));
             }
         }
-        ranked.compact_sort();
+        ranked.sort();
         for (_, means, tensor, gap) in ranked {
             if means == Means::Swap {
                 let decision = self.on_demand(tensor, gap);

@@ -26,7 +26,6 @@ use serde::{Deserialize, Serialize};
 
 use super::planner::{Decision, Given, Planner};
 use super::residency::Residencies;
-use crate::compact::{CompactSort, Gather};
 use crate::contract::Latency;
 use crate::job::Phase;
 use crate::units::TensorId;
@@ -98,7 +97,7 @@ fn saved(residencies: &Residencies<'_>, forward: &[bool]) -> Vec<Saved> {
             main: lifetime.bytes >= beside.max().unwrap_or(0) / 16,
         });
     }
-    found.compact_sort_by_key(|s| (s.made, s.tensor));
+    found.sort_by_key(|s| (s.made, s.tensor));
     found
 }
 
@@ -157,7 +156,7 @@ fn want(residencies: &mut Residencies<'_>, tensor: TensorId, before: u32) {
 /// The tensors that must be resident before operator `before` to recompute `dropped`, including
 /// those, in the order of their making.
 fn again(residencies: &Residencies<'_>, dropped: &[&Saved], before: u32) -> Vec<TensorId> {
-    let mut needed: BTreeSet<TensorId> = dropped.iter().map(|s| s.tensor).gather();
+    let mut needed: BTreeSet<TensorId> = dropped.iter().map(|s| s.tensor).collect();
     let mut open: Vec<TensorId> = needed.iter().copied().collect();
     while let Some(tensor) = open.pop() {
         for &write in residencies.lifetimes[tensor.index()].writes.iter().filter(|&&w| w < before) {
@@ -174,6 +173,6 @@ fn again(residencies: &Residencies<'_>, dropped: &[&Saved], before: u32) -> Vec<
         }
     }
     let mut order: Vec<TensorId> = needed.into_iter().collect();
-    order.compact_sort_by_key(|t| (residencies.lifetimes[t.index()].writes.first().copied(), *t));
+    order.sort_by_key(|t| (residencies.lifetimes[t.index()].writes.first().copied(), *t));
     order
 }

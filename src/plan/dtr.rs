@@ -25,7 +25,6 @@ use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::recompute::Reach;
 use super::residency::{Gap, Residencies};
-use crate::compact::CompactSort;
 use crate::units::{OpId, TensorId};
 
 /// The planner. It has no switches.
@@ -109,7 +108,7 @@ impl<'a, 'g> Played<'a, 'g> {
                 residents.push(Resident { tensor, gap, cost, over });
             }
         }
-        residents.compact_sort_by(|a, b| {
+        residents.sort_by(|a, b| {
             let (left, right) = (u128::from(a.cost) * b.over, u128::from(b.cost) * a.over);
             left.cmp(&right).then(a.tensor.cmp(&b.tensor))
         });

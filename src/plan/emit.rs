@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::residency::{Gap, Residencies};
-use crate::compact::CompactSort;
 use crate::contract::{Event, Trigger};
 use crate::units::{OpId, TensorId};
 
@@ -66,7 +65,7 @@ pub fn events(residencies: &Residencies<'_>) -> Emitted {
             ranked.push(((slot / 2, 2, position as u64, step), event, None));
         }
     }
-    ranked.compact_sort_by_key(|r| r.0);
+    ranked.sort_by_key(|r| r.0);
     let mut emitted = Emitted::default();
     for (_, event, until) in ranked {
         if let Some(until) = until {
@@ -92,7 +91,7 @@ fn in_order(residencies: &Residencies<'_>) -> Vec<(u32, TensorId)> {
         order.push(key);
     }
     let mut keys: Vec<Key> = residencies.chains.keys().copied().collect();
-    keys.compact_sort_by_key(|key| (key.0, residencies.chains[key].turn, key.1));
+    keys.sort_by_key(|key| (key.0, residencies.chains[key].turn, key.1));
     let mut done = BTreeSet::new();
     let mut order = Vec::with_capacity(keys.len());
     for key in keys {

@@ -9,7 +9,6 @@ use serde_json::{Map, Value};
 use super::planner::{Decision, Given, Memory, Planner};
 use super::share::{Of, Share};
 use super::{capuchin, dtr, neap, tensile, vdnn};
-use crate::compact::Gather;
 use crate::contract::Plan;
 use crate::units::Bytes;
 
@@ -149,7 +148,7 @@ impl Method {
         let default = Self::named(self.name()).map(|m| m.values()).unwrap_or_default();
         let changed =
             self.values().into_iter().filter(|(key, value)| default.get(key) != Some(value));
-        changed.map(|(key, value)| (key, text(&value))).gather()
+        changed.map(|(key, value)| (key, text(&value))).collect()
     }
 
     fn values(&self) -> Map<String, Value> {

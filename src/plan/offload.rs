@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::residency::{Gap, Residencies, Swap};
-use crate::compact::CompactSort;
 use crate::job::{Phase, Role};
 use crate::units::{OpId, TensorId};
 
@@ -55,7 +54,7 @@ fn streamed<'a>(given: &Given<'a>, ahead: bool) -> Residencies<'a> {
         .iter()
         .flat_map(|&t| residencies.lifetime(t).uses.iter().map(|slot| slot / 2))
         .collect();
-    updates.compact_sort();
+    updates.sort();
     updates.dedup();
     let end = u32::try_from(residencies.load.slots().saturating_sub(2)).unwrap_or(u32::MAX);
     let mut pinned = given.pinned.0;

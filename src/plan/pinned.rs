@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 
 use super::place::{self, Item, heuristic};
-use crate::compact::Gather;
 use crate::device::Link;
 use crate::sim::engine::{self, Deadlock, Durations, Run};
 use crate::sim::program::{Direction, Program};
@@ -82,7 +81,7 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Pool, 
             return Ok(apart);
         }
         let mut offsets: BTreeMap<TensorId, Bytes> =
-            lives.keys().map(|&t| (t, Bytes::ZERO)).gather();
+            lives.keys().map(|&t| (t, Bytes::ZERO)).collect();
         offsets.extend(tensors.into_iter().zip(layout.offsets.iter().map(|&o| Bytes(o))));
         program.share(&offsets);
         match engine::run(program, link, &durations) {

@@ -27,7 +27,6 @@ use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::residency::{Gap, Residencies, Swap};
 use super::timetable::Timetable;
-use crate::compact::CompactSort;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId, id32};
@@ -210,7 +209,7 @@ impl<'a, 'o> Search<'a, 'o> {
                 found.push((tensor, gap));
             }
         }
-        found.compact_sort_by_key(|&(t, gap)| {
+        found.sort_by_key(|&(t, gap)| {
             (std::cmp::Reverse(self.residencies.lifetimes[t.index()].bytes), t, gap)
         });
         found
@@ -353,7 +352,7 @@ impl<'a, 'o> Search<'a, 'o> {
             // Bytes per second, in integers.
             ranked.push((u128::from(lifetime.bytes) * 1_000_000_000 / time, tensor, gap));
         }
-        ranked.compact_sort_by_key(|&(msps, tensor, gap)| (std::cmp::Reverse(msps), tensor, gap));
+        ranked.sort_by_key(|&(msps, tensor, gap)| (std::cmp::Reverse(msps), tensor, gap));
         ranked
     }
 
@@ -400,7 +399,7 @@ impl<'a, 'o> Search<'a, 'o> {
                 passive.push((self.residencies.operators(tensor, gap).1, tensor, gap));
             }
         });
-        passive.compact_sort();
+        passive.sort();
         for (_, tensor, gap) in passive {
             self.widen(tensor, gap, target);
         }

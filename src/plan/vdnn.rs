@@ -31,7 +31,6 @@ use serde::{Deserialize, Serialize};
 use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::residency::{Gap, Residencies, Swap};
-use crate::compact::CompactSort;
 use crate::job::{Graph, Operator, Phase, Role};
 use crate::units::TensorId;
 
@@ -155,7 +154,7 @@ fn saved(residencies: &Residencies<'_>, layers: &Layers) -> Vec<Offload> {
             found.push(Offload { tensor, gap, layer, wanted });
         }
     }
-    found.compact_sort_by_key(|o| (o.layer, o.tensor));
+    found.sort_by_key(|o| (o.layer, o.tensor));
     found
 }
 

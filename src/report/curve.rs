@@ -14,7 +14,6 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::plain;
-use crate::compact::CompactSort;
 use crate::units::{Bytes, Nanos};
 
 /// A value over time.
@@ -213,7 +212,7 @@ pub(super) fn levels(
 /// above.
 fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
     const HEIGHT: i32 = 30;
-    labels.compact_sort_by_key(|((_, y), _)| *y);
+    labels.sort_by_key(|((_, y), _)| *y);
     let bottom = (SIZE.1 - BOTTOM) as i32;
     let mut free = i32::MIN;
     let count = labels.len() as i32;

@@ -12,7 +12,6 @@ use super::curve::{
     Across, Area, COLUMNS, COUNTS, Drawn, FAINT, INK, LEFT, Line, SIZE, SIZES, Scale, TIMES, TOP,
     cut, device_memory, document, font, frame, levels, size, steps,
 };
-use crate::compact::CompactSort;
 use crate::units::{Bytes, Nanos};
 
 /// The most layers: one for each colour.
@@ -109,7 +108,7 @@ impl Stack {
 
     fn keep(&mut self) {
         let Some((_, mut four)) = self.column.take() else { return };
-        four.compact_sort_by_key(|i| i.time);
+        four.sort_by_key(|i| i.time);
         for instant in four {
             if self.kept.last() != Some(&instant) {
                 self.kept.push(instant);

@@ -8,7 +8,6 @@
 use std::fmt::Write as _;
 
 use super::plain;
-use crate::compact::CompactSort;
 
 /// A model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -140,7 +139,7 @@ pub fn svg(title: &str, points: &[Point<'_>], published: &[Point<'_>]) -> String
 /// Writes names beside their points, from the lowest up. A name that would cover another is moved
 /// up.
 fn names(out: &mut String, mut labels: Vec<(f64, f64, &str, &str)>) {
-    labels.compact_sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.total_cmp(&b.0)).then(a.3.cmp(b.3)));
+    labels.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.total_cmp(&b.0)).then(a.3.cmp(b.3)));
     let mut taken: Vec<(f64, f64)> = Vec::new();
     for (x, up, colour, name) in labels {
         let mut y = up;

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::RunError;
 use super::backend::{Capture, Device, Failure, Item, Measured, Script, StepWork, Stream, Work};
-use crate::compact::CompactSort;
 use crate::contract::JobPlan;
 use crate::job::{Dtype, Graph};
 use crate::sim::engine;
@@ -109,7 +108,7 @@ impl Builder<'_> {
         for &last in self.program.stretches.lasts(stretch) {
             self.end(last, &mut ends)?;
         }
-        ends.compact_sort();
+        ends.sort();
         ends.dedup();
         Ok(ends)
     }
@@ -141,7 +140,7 @@ impl Builder<'_> {
             // Scratch outputs without a workspace have no bytes.
             addresses.extend(step.scratch.iter().map(|&(tensor, _)| (tensor, Bytes::ZERO)));
         }
-        addresses.compact_sort();
+        addresses.sort();
         // Scratch outputs follow the operator's own workspace in the same range.
         let own = operator.workspace.in_blocks();
         let workspace = step
@@ -290,7 +289,7 @@ fn prune(script: &mut Script) {
         let trigger = item.trigger;
         item.waits.extend(trigger);
         // An item implies only what stands before it in the order.
-        item.waits.compact_sort_by_key(|&w| std::cmp::Reverse(rank[w]));
+        item.waits.sort_by_key(|&w| std::cmp::Reverse(rank[w]));
         item.waits.retain(|&w| {
             let new = stream[w] != stream[index] && known[stream[w]] < place[w];
             if new {
@@ -299,7 +298,7 @@ fn prune(script: &mut Script) {
             new
         });
         item.waits.sort_unstable();
-        item.fetches.compact_sort();
+        item.fetches.sort();
         item.fetches.dedup();
         known[stream[index]] = place[index];
         (after[index], last[stream[index]]) = (known, known);

@@ -8,7 +8,7 @@
 // Bytes, times and ids are never cut off silently.
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
 
-use neap_model::{compact, contract, device, files, job, units};
+use neap_model::{contract, device, files, job, units};
 use neap_plan as plan;
 use neap_sim as sim;
 

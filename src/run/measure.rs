@@ -11,7 +11,6 @@ use super::backend::host::{self, link::LinkRate};
 use super::backend::{Failure, Item, Measured, Script, Stream, Work};
 use super::profile::{again, alike, first, middle, once};
 use super::{RunError, Settings, Spare, Target, open, sweep};
-use crate::compact::CompactSort;
 use crate::device::{Link, Profile, Rates, roofline};
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos};
@@ -130,7 +129,7 @@ pub fn measure(
             );
         }
     }
-    link.compact_sort_by_key(|l| (l.beside, l.bytes));
+    link.sort_by_key(|l| (l.beside, l.bytes));
     let idle = || link.iter().filter(|l| l.beside == Beside::Nothing);
     let largest = idle().max_by_key(|l| l.bytes).copied().unwrap_or_default();
     let smallest = idle().min_by_key(|l| l.bytes).copied().unwrap_or_default();

@@ -15,7 +15,6 @@ use super::backend::{Device, Failure, Measured, Memory};
 use super::executor::{self, Executor, Record};
 use super::start::{Shared, Spare, on_cuda, open};
 use super::{Costs, Lookup, Outcome, RunError, Settings, Target, Value, support, weights};
-use crate::compact::{CompactSort, Gather};
 use crate::contract::{Chosen, JobPlan};
 use crate::device::Profile;
 use crate::job::{Graph, Role, Tensor};
@@ -353,7 +352,7 @@ fn finish(
     let all = kept(graph, homes);
     let mut named: Vec<&Kept<'_>> =
         all.iter().filter(|k| matches!(k.tensor.role, Role::Parameter | Role::Buffer)).collect();
-    named.compact_sort_by_key(|kept| &kept.tensor.name);
+    named.sort_by_key(|kept| &kept.tensor.name);
     let mut hash = Sha256::new();
     let mut state = BTreeMap::new();
     for kept in named {
@@ -377,7 +376,7 @@ fn finish(
             .iter()
             .filter(|kept| saved(kept.tensor.role))
             .map(|kept| (weights::key(kept.tensor), kept))
-            .gather();
+            .collect();
         let shapes = by_key
             .iter()
             .map(|(k, kept)| (k.clone(), (kept.tensor.dtype, kept.tensor.shape.clone())));

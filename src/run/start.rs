@@ -6,7 +6,6 @@ use std::path::Path;
 use super::backend::{self, Device, Failure, host};
 use super::{Costs, Lookup, Target};
 #[cfg(feature = "cuda")]
-use crate::compact::Gather;
 use crate::contract::Chosen;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
@@ -118,7 +117,8 @@ fn on_gpu<R>(
     (shared, spare): (Option<&Shared>, &Spare),
     work: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, DeviceNotes), Failure> {
-    let algorithms = libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).gather();
+    let algorithms =
+        libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).collect();
     let libs = libs.map(Path::to_path_buf);
     let host::Options { poison, member, load_percent, .. } = *asked;
     let options = backend::cuda::Options { libs, tf32, poison, algorithms, member, load_percent };
@@ -132,7 +132,7 @@ fn on_gpu<R>(
             let workspace = passes.iter().map(|p| p.1).max().unwrap_or_default();
             (*id, Chosen { algorithms: passes.iter().map(|p| p.0).collect(), workspace })
         };
-        let libraries = device.algorithms().iter().map(chosen).gather();
+        let libraries = device.algorithms().iter().map(chosen).collect();
         let costs = Costs {
             fallbacks: device.fallbacks(),
             scratch: device.scratch(),

@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::compact::{CompactSort, Gather};
 use crate::device::roofline;
 use crate::job::{Arg, Graph, Operand, Operator, Role, Tensor};
 use crate::units::{Bytes, TensorId, mix};
@@ -60,7 +59,7 @@ pub fn samples(
             if number >= tries {
                 extents.retain(|old, new| old != new);
                 let one = usize::try_from(mix(draw) % extents.len().max(1) as u64).unwrap_or(0);
-                extents = extents.into_iter().skip(one).take(1).gather();
+                extents = extents.into_iter().skip(one).take(1).collect();
             }
             let sample = isolated(graph, like, &extents).filter(|sample| {
                 let bytes = sample.tensors.iter().fold(0u64, |a, t| a.saturating_add(t.bytes.0));
@@ -90,7 +89,7 @@ fn own<'a>(of_kind: &[&'a Operator], most: u32) -> Vec<&'a Operator> {
         by_key.entry(crate::device::latency::key(operator)).or_insert(operator);
     }
     let mut own: Vec<&Operator> = by_key.into_values().collect();
-    own.compact_sort_by_key(|operator| (roofline::bytes(operator), roofline::flops(operator)));
+    own.sort_by_key(|operator| (roofline::bytes(operator), roofline::flops(operator)));
     let (count, most) = (own.len(), (most as usize).max(1));
     if count <= most {
         return own;
@@ -107,14 +106,14 @@ fn changed(operator: &Operator, seed: u64) -> BTreeMap<u64, u64> {
         .chain(operator.writes())
         .flat_map(|operand| operand.shape.iter().copied())
         .filter(|extent| *extent >= SMALLEST)
-        .gather();
+        .collect();
     let other = |extent: u64| {
         let draw = mix(seed ^ mix(extent));
         let (octave, eighth) = ((draw >> 8) % 5, (draw >> 16) % 8);
         let near = (extent * 2) >> octave;
         if draw.is_multiple_of(3) { extent } else { (near * (8 + eighth) / 16).max(1) }
     };
-    extents.into_iter().map(|extent| (extent, other(extent))).gather()
+    extents.into_iter().map(|extent| (extent, other(extent))).collect()
 }
 
 /// The operator alone with other extents; `None` if it makes no graph.
@@ -127,7 +126,7 @@ fn isolated(graph: &Graph, operator: &Operator, extents: &BTreeMap<u64, u64>) ->
         // A write in place also reads the version before.
         enter(graph, operand, operand.version.saturating_sub(1), extents, &mut tensors)?;
     }
-    let generated: BTreeSet<TensorId> = operator.generates().map(|o| o.tensor).gather();
+    let generated: BTreeSet<TensorId> = operator.generates().map(|o| o.tensor).collect();
     for (id, (_, tensor, _)) in &mut tensors {
         let stays = !matches!(tensor.role, Role::Activation | Role::Gradient);
         if !stays && !generated.contains(id) {
@@ -179,7 +178,7 @@ fn isolated(graph: &Graph, operator: &Operator, extents: &BTreeMap<u64, u64>) ->
     };
     let mut in_order: Vec<(TensorId, Tensor)> =
         tensors.into_values().map(|(id, tensor, _)| (id, tensor)).collect();
-    in_order.compact_sort_by_key(|(id, _)| *id);
+    in_order.sort_by_key(|(id, _)| *id);
     let tensors = in_order.into_iter().map(|(_, tensor)| tensor).collect();
     Graph::new(String::new(), tensors, vec![alone], graph.optimizer.clone(), None, None).ok()
 }
@@ -216,7 +215,7 @@ fn enter(
 /// dimensions that `expand` repeats stay repeated.
 fn strides(shape: &[u64], like: &Operand) -> Vec<u64> {
     let mut order: Vec<usize> = (0..shape.len()).filter(|&d| like.stride[d] > 0).collect();
-    order.compact_sort_by_key(|&d| (like.stride[d], std::cmp::Reverse(d)));
+    order.sort_by_key(|&d| (like.stride[d], std::cmp::Reverse(d)));
     let mut strides = vec![0; shape.len()];
     let mut next = order.first().map_or(1, |&d| like.stride[d]);
     for (place, &dimension) in order.iter().enumerate() {

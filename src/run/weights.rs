@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::Metadata;
 
 use super::{seed, support};
-use crate::compact::{CompactSort, Gather};
 use crate::files;
 use crate::job::{Arg, Dtype, Graph, Role, Tensor};
 use crate::units::TensorId;
@@ -240,7 +239,7 @@ fn read(
         Some(number) if metadata.info(key).is_none() => number.clone(),
         _ => key.clone(),
     };
-    let keys: BTreeMap<String, &String> = wanted.keys().map(|key| (in_file(key), key)).gather();
+    let keys: BTreeMap<String, &String> = wanted.keys().map(|key| (in_file(key), key)).collect();
     check(wanted, &keys, &metadata, &names).map_err(content)?;
     let mut found = BTreeMap::new();
     for name in names {
@@ -282,7 +281,7 @@ fn check(
             let _ = write!(text, " nor {} others that the graph wants", missing.len() - 1);
         }
         let mut some: Vec<&str> = names.iter().map(String::as_str).collect();
-        some.compact_sort();
+        some.sort();
         some.truncate(4);
         let _ = write!(text, "; it has {} tensors, such as {}", names.len(), some.join(", "));
         return Err(text);

@@ -22,7 +22,6 @@ use std::collections::BTreeSet;
 
 use super::engine::copy_time;
 use super::program::Direction;
-use crate::compact::CompactSort;
 use crate::device::Link;
 use crate::device::latency::Latency;
 use crate::job::Graph;
@@ -158,7 +157,7 @@ impl<'a> Memory<'a> {
         let generators = graph.generators();
         let mut long_lived: Vec<TensorId> =
             (0..count).map(TensorId::of).filter(|t| generators[t.index()].is_none()).collect();
-        long_lived.compact_sort_by_key(|t| (first[t.index()], *t));
+        long_lived.sort_by_key(|t| (first[t.index()], *t));
         for tensor in long_lived {
             let fits = memory.used + memory.bytes[tensor.index()] <= budget;
             memory.resident[tensor.index()] = fits;

@@ -15,7 +15,6 @@ use super::allocator::{Config, Stats};
 use super::engine::{self, Run};
 use super::program::{Begin, Program};
 use super::requests::Request;
-use crate::compact::CompactSort;
 use crate::contract::Plan;
 use crate::device::Profile;
 use crate::job::liveness::{Span, spans};
@@ -241,7 +240,7 @@ impl Timeline {
 
     /// Sorts changes by time, ends before begins; otherwise the order stays.
     fn sorted(mut self) -> Self {
-        self.changes.compact_sort_by_key(|(at, change)| (*at, !matches!(change, Change::End(_))));
+        self.changes.sort_by_key(|(at, change)| (*at, !matches!(change, Change::End(_))));
         self
     }
 

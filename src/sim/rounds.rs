@@ -9,7 +9,6 @@
 use super::beside::{Carried, Shared, WHOLE, Waited, Work};
 use super::engine::{self, Deadlock, Durations, Run};
 use super::program::{Direction, Program};
-use crate::compact::CompactSort;
 use crate::device::Link;
 use crate::units::{Bytes, Nanos};
 
@@ -49,7 +48,7 @@ pub fn run(sides: &[Side<'_>], link: &Link) -> Result<Course, Deadlock> {
     let mut runs: Vec<Vec<(Nanos, Run)>> = vec![Vec::new(); sides.len()];
     let mut coming: Vec<usize> = (0..sides.len()).filter(|&j| sides[j].iterations > 0).collect();
     // Popped from the back: the job that starts first is last.
-    coming.compact_sort_by_key(|&job| std::cmp::Reverse((sides[job].start, job)));
+    coming.sort_by_key(|&job| std::cmp::Reverse((sides[job].start, job)));
     loop {
         while let Some(&job) = coming.last()
             && sides[job].start <= device.now()

@@ -18,7 +18,6 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::program::{Begin, Program};
-use crate::compact::Gather;
 use crate::contract::Window;
 
 /// A job's stretches in the window, in order; empty if it has no window.
@@ -43,7 +42,7 @@ impl Stretches {
                 inside.push((stretch(place), r.begin, index));
             }
         }
-        let used: BTreeSet<usize> = inside.iter().map(|i| i.0).gather();
+        let used: BTreeSet<usize> = inside.iter().map(|i| i.0).collect();
         let mut all = Self {
             steps: vec![None; program.steps.len()],
             copies: vec![None; program.copies.len()],

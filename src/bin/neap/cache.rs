@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use anyhow::{Context, bail};
-use neap::compact::CompactSort;
 use neap::report::table::{Side, Table};
 use neap::units::Bytes;
 use serde::Serialize;
@@ -171,7 +170,7 @@ fn entries(folder: &Path) -> anyhow::Result<Vec<(String, fs::Metadata)>> {
             all.push((name, about));
         }
     }
-    all.compact_sort_by(|a, b| a.0.cmp(&b.0));
+    all.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(all)
 }
 

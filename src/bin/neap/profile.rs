@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use neap::compact::CompactSort;
 use neap::device::latency::{self, Row, Table as LatencyTable};
 use neap::device::{Profile, profile as device_profile, roofline};
 use neap::job::Graph;
@@ -314,7 +313,7 @@ impl Report {
             sum.roofline_ns = Nanos(sum.roofline_ns.0.saturating_add(roofline));
         }
         let mut kinds: Vec<KindReport> = kinds.into_values().collect();
-        kinds.compact_sort_by_key(|k| (k.load_percent, std::cmp::Reverse(k.total_ns)));
+        kinds.sort_by_key(|k| (k.load_percent, std::cmp::Reverse(k.total_ns)));
         Self { device: device.to_owned(), rows: rows.len(), kinds }
     }
 }

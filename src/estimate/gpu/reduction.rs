@@ -8,7 +8,6 @@
 
 use super::super::inputs::Tensor;
 use super::{Class, Editor, Rule};
-use crate::compact::CompactSort;
 
 /// The most threads of a block.
 const MOST_THREADS: u64 = 512;
@@ -141,7 +140,7 @@ fn axes(input: &Tensor, reduced: &[usize]) -> Vec<Axis> {
         }
     }
     all.retain(|a| a.size != 1);
-    all.compact_sort_by_key(|a| (!a.reduced, if a.reduced { a.input } else { a.output }));
+    all.sort_by_key(|a| (!a.reduced, if a.reduced { a.input } else { a.output }));
     let mut merged: Vec<Axis> = Vec::with_capacity(all.len());
     for axis in all {
         match merged.last_mut() {

@@ -9,7 +9,6 @@ use super::intern::{Interner, unescape};
 use super::number::{address, nanos, whole};
 use super::read::Limits;
 use super::{Args, LARGEST_BLOCK, Mark, Measured, Memory, Module, Op, Text, Thread, Trace};
-use crate::compact::CompactSort;
 use crate::units::{Bytes, Nanos, id32};
 
 /// The most begin events (`B`) that wait for their end event (`E`).
@@ -449,7 +448,7 @@ fn grow<T>(list: &mut Vec<T>) {
 /// Sorts stably by key. A list that is sorted already, as PyTorch writes them, takes no memory.
 fn sort<T, K: Ord>(list: &mut Vec<T>, key: impl Fn(&T) -> K) {
     if !list.is_sorted_by_key(&key) {
-        list.compact_sort_by_key(key);
+        list.sort_by_key(key);
     }
     list.shrink_to_fit();
 }

@@ -25,7 +25,6 @@ use super::super::gpu::step_class;
 use super::super::inputs::{Input, Inputs, Tensor};
 use super::super::roles::Role;
 use super::splice;
-use crate::compact::CompactSort;
 use crate::sim::requests::Request;
 use crate::units::{Bytes, id32};
 
@@ -97,7 +96,7 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
             }
         }
     }
-    found.compact_sort_by_key(|u| u.time);
+    found.sort_by_key(|u| u.time);
     found
 }
 

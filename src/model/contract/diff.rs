@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use super::json::steps;
 use super::plan::{Event, JobPlan, Latency, Place, Plan, Trigger};
-use crate::compact::{CompactSort, Gather};
 use crate::job::Graph;
 use crate::units::{OpId, TensorId};
 
@@ -72,7 +71,7 @@ fn leaves(path: &str, a: &Value, b: &Value, note: &mut impl FnMut(String)) {
         return;
     };
     let mut keys: Vec<_> = x.keys().chain(y.keys()).collect();
-    keys.compact_sort();
+    keys.sort();
     keys.dedup();
     for key in keys {
         leaves(
@@ -244,7 +243,7 @@ impl<'a> Side<'a> {
             .iter()
             .map(|(t, b)| (format!("host slot of `{}`", self.tensor(*t)), b.0.to_string()))
             .collect();
-        all.compact_sort();
+        all.sort();
         numbered(all.into_iter())
     }
 }
@@ -278,7 +277,7 @@ fn job(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
 fn treatments(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
     let (x, y) = (a.treatments(), b.treatments());
     let mut tensors: Vec<_> = x.keys().chain(y.keys()).copied().collect();
-    tensors.compact_sort();
+    tensors.sort();
     tensors.dedup();
     let words = |all: Option<&Vec<String>>| all.map_or("kept".to_owned(), |all| all.join(", "));
     for tensor in tensors.into_iter().filter(|t| x.get(t) != y.get(t)) {
@@ -335,7 +334,7 @@ fn value_words(what: &str, value: &str) -> String {
 }
 
 fn by_key(list: &[(Key, String)]) -> BTreeMap<&Key, &str> {
-    list.iter().map(|(key, value)| (key, &**value)).gather()
+    list.iter().map(|(key, value)| (key, &**value)).collect()
 }
 
 fn first_few(list: &[String]) -> String {
@@ -364,7 +363,7 @@ fn latencies(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
                 by(index)
             )
         };
-        all.map(|(index, (o, l))| (o.name.clone(), words(index, l))).gather()
+        all.map(|(index, (o, l))| (o.name.clone(), words(index, l))).collect()
     };
     let (x, y) = (named(a), named(b));
     let list: Vec<_> = x

@@ -15,7 +15,6 @@ use arranged::{arrangement, moved_form, pieces_form, reserve};
 pub use super::form::PlanFile;
 use super::form::{EventForm, JobForm, LatencyForm, PlacementForm, SlotForm, WindowForm};
 use super::plan::{Chosen, Event, JobPlan, Latency, Place, Placement, Plan, Trigger, Window};
-use crate::compact::CompactSort;
 use crate::files::{self, FileError};
 use crate::job::Graph;
 use crate::job::json::{self, ReadError, Tag, Version};
@@ -262,7 +261,7 @@ pub(super) fn steps(events: &[Event], operators: usize) -> Vec<OpId> {
             }
         })
         .collect();
-    again.compact_sort_by_key(|(after, _)| *after);
+    again.sort_by_key(|(after, _)| *after);
     let mut again = again.into_iter().peekable();
     let mut steps = Vec::with_capacity(operators + again.len());
     for after in std::iter::once(None).chain((0..operators).map(|i| Some(OpId::of(i)))) {

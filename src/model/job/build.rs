@@ -6,7 +6,6 @@ use std::collections::HashSet;
 use super::graph::{Arg, Graph, GraphError, Operand, Operator, Tensor};
 use super::optimizer::Optimizer;
 use super::order;
-use crate::compact::CompactSort;
 use crate::units::{Bytes, OpId, TensorId};
 
 /// Upper limit of sizes, of sums of sizes, and of sums of durations.
@@ -314,7 +313,7 @@ fn reorder(tensors: &mut [Tensor], operators: &mut Vec<Operator>, listed: &[u32]
         *until = OpId::of(new[until.index()]);
     }
     let mut numbered: Vec<_> = std::mem::take(operators).into_iter().zip(new).collect();
-    numbered.compact_sort_by_key(|(_, position)| *position);
+    numbered.sort_by_key(|(_, position)| *position);
     *operators = numbered.into_iter().map(|(operator, _)| operator).collect();
 }
 

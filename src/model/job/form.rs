@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::graph::{Dtype, Phase, Replay, Role};
 use super::optimizer::{Group, Optimizer};
-use crate::compact::Gather;
 use crate::units::Bytes;
 pub use argument::{ArgForm, Item};
 pub use scalars::{FormatName, GraphTag, Real, Tag, Version};
@@ -222,12 +221,12 @@ impl GroupForm {
     fn of(group: &Group) -> Self {
         Self {
             class: group.class.clone(),
-            values: group.values.iter().map(|(key, value)| (key.clone(), Real(*value))).gather(),
+            values: group.values.iter().map(|(key, value)| (key.clone(), Real(*value))).collect(),
             schedules: group
                 .schedules
                 .iter()
                 .map(|(key, of)| (key.clone(), of.iter().copied().map(Real).collect()))
-                .gather(),
+                .collect(),
             recovered: group.recovered,
         }
     }
@@ -235,12 +234,12 @@ impl GroupForm {
     fn group(self) -> Group {
         Group {
             class: self.class,
-            values: self.values.into_iter().map(|(key, value)| (key, value.0)).gather(),
+            values: self.values.into_iter().map(|(key, value)| (key, value.0)).collect(),
             schedules: self
                 .schedules
                 .into_iter()
                 .map(|(key, of)| (key, of.into_iter().map(|x| x.0).collect()))
-                .gather(),
+                .collect(),
             recovered: self.recovered,
         }
     }

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 
 use super::graph::{Graph, Role};
-use crate::compact::CompactSort;
 use crate::units::{Bytes, OpId, TensorId};
 
 /// A tensor that is resident at the peak.
@@ -152,7 +151,7 @@ impl Liveness {
                 made_by: generators[t],
             })
             .collect();
-        at_peak.compact_sort_by_key(|s| std::cmp::Reverse(s.bytes));
+        at_peak.sort_by_key(|s| std::cmp::Reverse(s.bytes));
         let mut by_role: BTreeMap<_, _> = [
             Role::Input,
             Role::Parameter,

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::Request;
-use crate::compact::CompactSort;
 use crate::contract::Event;
 use crate::job::Graph;
 use crate::units::{Bytes, TensorId};
@@ -41,7 +40,7 @@ fn at_operator(graph: &Graph, slot: usize, load: u64) -> String {
     };
     let mut touched: Vec<(Bytes, TensorId)> =
         operator.touches().into_iter().map(|t| (graph.tensor(t).bytes, t)).collect();
-    touched.compact_sort_by_key(|&(bytes, t)| (std::cmp::Reverse(bytes), t));
+    touched.sort_by_key(|&(bytes, t)| (std::cmp::Reverse(bytes), t));
     let names: Vec<String> = touched
         .iter()
         .take(3)

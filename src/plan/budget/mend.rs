@@ -20,7 +20,6 @@ use std::sync::Arc;
 
 use super::polish::Basis;
 use super::{Memory, PlanError, Planned, Request, Search, finish, nominal, placed, simulated};
-use crate::compact::{CompactSort, Gather};
 use crate::contract::Event;
 use crate::emit::Emitted;
 use crate::method::Method;
@@ -290,7 +289,7 @@ impl Search<'_> {
         let bytes = |t: &TensorId| self.request.graph.tensor(*t).bytes.in_blocks().0;
         let mut kept = kept.clone();
         let mut order: Vec<TensorId> = may.difference(&kept).copied().collect();
-        order.compact_sort_by_key(|t| (Reverse(bytes(t)), *t));
+        order.sort_by_key(|t| (Reverse(bytes(t)), *t));
         // One first block takes the whole budget, whatever is cut out of it.
         let room = |look: &Look| {
             let first = look.framework.first > Bytes::ZERO;
@@ -365,7 +364,7 @@ fn movable(emitted: &Emitted) -> BTreeSet<TensorId> {
             Event::Recompute { keep, .. } => made.extend(keep),
         }
     }
-    away.into_iter().filter(|(t, count)| *count == 0 && !made.contains(t)).map(|of| of.0).gather()
+    away.into_iter().filter(|(t, count)| *count == 0 && !made.contains(t)).map(|of| of.0).collect()
 }
 
 /// The decision without what moves these tensors.

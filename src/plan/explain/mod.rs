@@ -9,7 +9,6 @@
 
 mod verdict;
 
-use crate::compact::CompactSort;
 use crate::contract::Plan;
 use crate::job::Graph;
 use crate::sim::engine::{self, Run};
@@ -179,7 +178,7 @@ impl<'a> Explained<'a> {
         let there = self.program.residencies.iter().filter(|r| self.covers(r));
         let mut all: Vec<(Bytes, TensorId)> =
             there.filter_map(|r| Some((r.bytes, r.tensor?))).collect();
-        all.compact_sort_by_key(|&(bytes, tensor)| (std::cmp::Reverse(bytes), tensor));
+        all.sort_by_key(|&(bytes, tensor)| (std::cmp::Reverse(bytes), tensor));
         all.dedup();
         all.into_iter().map(|a| a.1).collect()
     }

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use crate::compact::Gather;
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::sim::engine::{self, Durations};
@@ -30,7 +29,7 @@ impl Seat {
             .iter()
             .filter(|r| r.begin == Begin::Iteration)
             .filter_map(|r| r.tensor)
-            .gather()
+            .collect()
     }
 }
 

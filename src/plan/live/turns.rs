@@ -1,7 +1,6 @@
 //! Which of the admitted jobs begin their next iteration: the policies of
 //! [`crate::sim::share::policy`], asked whenever a job is between two iterations.
 
-use crate::compact::CompactSort;
 use crate::sim::share::policy::{Candidate, Policy, Style};
 
 /// An admitted job, as a policy sees it.
@@ -23,14 +22,14 @@ pub struct Resident {
 pub fn begin(policy: &Policy, residents: &[Resident]) -> Vec<usize> {
     let able = |job: &usize| policy.style == Style::One || residents[*job].loaded;
     let mut ranked: Vec<usize> = (0..residents.len()).filter(able).collect();
-    ranked.compact_sort_by_key(|&job| (policy.place(&residents[job].candidate), job));
+    ranked.sort_by_key(|&job| (policy.place(&residents[job].candidate), job));
     let overdue = ranked.first().is_some_and(|&first| residents[first].candidate.overdue);
     let utilised = ranked.into_iter().map(|job| (job, residents[job].utilisation));
     let mut chosen = policy.choose(utilised, residents.len(), overdue, |_| true);
     // A policy of one job at a time waits for the running one.
     let busy = policy.style.in_turn() && residents.iter().any(|resident| resident.running);
     chosen.retain(|&job| !busy && residents[job].ready && !residents[job].running);
-    chosen.compact_sort();
+    chosen.sort();
     chosen
 }
 

@@ -19,7 +19,6 @@ use super::improve::polish::{Choice, Made};
 use super::stream::{Streamed, streamable};
 use super::{Options, Rule, Variant};
 use crate::clock::Clock;
-use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::recompute::{Part, Recompute, Recomputer};
@@ -144,7 +143,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 all.push(Streamed { tensor, bytes: lifetime.bytes, time, after, is });
             }
         }
-        all.compact_sort_by_key(|of| (of.after, of.tensor));
+        all.sort_by_key(|of| (of.after, of.tensor));
         let last = u128::from(wanted) * u128::from(self.setting.variant.last) / 100;
         let last = super::stream::last(&all, u64::try_from(last).unwrap_or(wanted));
         let mut left = wanted;
@@ -209,7 +208,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             let rules = self.setting.rules;
             let first = |c: &Candidate| rules[c.tensor.index()].first;
             let dearest = self.setting.variant.dearest;
-            candidates.compact_sort_by_key(|c| {
+            candidates.sort_by_key(|c| {
                 let price = if dearest { c.price } else { 0 };
                 let worth = (Reverse(price), Reverse(c.relieved), Reverse(c.bytes));
                 (Reverse(first(c)), worth, c.tensor, c.gap)

@@ -2,7 +2,6 @@
 //!
 //! Greedy choices for one slot make earlier choices for another superfluous.
 
-use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::residency::{Gap, Residencies};
 use crate::units::TensorId;
@@ -17,7 +16,7 @@ pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u6
             (chain.operators.iter().map(|id| latencies[id.index()].time.0).sum(), tensor, slot)
         })
         .collect();
-    recomputes.compact_sort_by_key(|&(cost, tensor, slot)| (std::cmp::Reverse(cost), tensor, slot));
+    recomputes.sort_by_key(|&(cost, tensor, slot)| (std::cmp::Reverse(cost), tensor, slot));
     for (_, tensor, slot) in recomputes {
         if residencies.shared.iter().any(|(&(at, _), &maker)| at == slot && maker == tensor) {
             continue;

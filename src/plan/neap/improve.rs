@@ -28,7 +28,6 @@ use polish::Choice;
 use super::choose::{Chooser, Setting};
 use super::{Options, Rule, Variant, drop, extend, linger, prefetch, stream};
 use crate::clock::{self, Clock};
-use crate::compact::CompactSort;
 use crate::job::Graph;
 use crate::parallel::{in_parallel, width};
 use crate::planner::{Given, Memory};
@@ -204,7 +203,7 @@ pub fn search<'a>(
 /// Forbids to swap all but the largest tensors, as many as the limit allows.
 fn unswappable(graph: &Graph, share_per_mille: u32) -> Vec<Rule> {
     let mut order: Vec<usize> = (0..graph.tensors.len()).collect();
-    order.compact_sort_by_key(|&t| (Reverse(graph.tensors[t].bytes), t));
+    order.sort_by_key(|&t| (Reverse(graph.tensors[t].bytes), t));
     let may = order.len().saturating_mul(share_per_mille as usize) / 1000;
     let mut rules = vec![Rule::default(); order.len()];
     for &tensor in order.iter().skip(may) {
@@ -506,7 +505,7 @@ impl<'a, 'o> Search<'a, 'o> {
             let times = chain.operators.iter().map(|id| self.given.latencies[id.index()].time.0);
             dear.push((times.sum(), tensor, false));
         }
-        dear.compact_sort_by_key(|&(cost, tensor, swap)| (Reverse(cost), tensor, swap));
+        dear.sort_by_key(|&(cost, tensor, swap)| (Reverse(cost), tensor, swap));
         dear.into_iter().map(|(_, tensor, swap)| (tensor, swap))
     }
 }

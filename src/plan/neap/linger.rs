@@ -10,7 +10,6 @@ use std::cmp::Reverse;
 
 use super::Variant;
 use crate::clock::Clock;
-use crate::compact::CompactSort;
 use crate::device::Link;
 use crate::residency::{Gap, Residencies, Swap};
 use crate::sim::program::Direction;
@@ -36,7 +35,7 @@ pub fn linger(
             last.push((Reverse(lifetime.uses[gap]), tensor, *swap));
         }
     }
-    last.compact_sort_by_key(|&(at, tensor, _)| (at, tensor));
+    last.sort_by_key(|&(at, tensor, _)| (at, tensor));
     let end = residencies.load.slots();
     let (mut free, mut left) = (0, variant.linger);
     for (_, tensor, swap) in last {

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use crate::budget::{PlanError, Planned, Request};
-use crate::compact::CompactSort;
 use crate::job::liveness::Liveness;
 use crate::place::{self, Item};
 use crate::sim::engine;
@@ -49,7 +48,7 @@ impl Choice {
             program.residencies.iter().map(|r| engine::life(r, run)).collect();
         let mut times: Vec<Nanos> =
             lives.iter().flat_map(|l| [l.0, l.1]).chain([Nanos::ZERO]).collect();
-        times.compact_sort();
+        times.sort();
         times.dedup();
         let rank =
             |at: Nanos| u32::try_from(times.partition_point(|t| *t < at)).unwrap_or(u32::MAX);
@@ -157,7 +156,7 @@ impl Choice {
         };
         let bytes = |i: usize| self.items[i].0.bytes;
         let mut order: Vec<usize> = (0..fits.len()).filter(|&i| fits[i] && bytes(i) > 0).collect();
-        order.compact_sort_by_key(|&i| (life(i), Reverse(bytes(i)), i));
+        order.sort_by_key(|&i| (life(i), Reverse(bytes(i)), i));
         let (mut own, mut shared) = (self.load.clone(), vec![false; fits.len()]);
         loop {
             let (at, load) = highest(&own);

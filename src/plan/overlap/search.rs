@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::offers::{Choice, Offer, choices};
 use super::{Overlapped, beside, cost, defect, held};
 use crate::budget::{PlanError, Planned};
-use crate::compact::{CompactSort, Gather};
 use crate::contract::Window;
 use crate::device::Profile;
 use crate::method::Method;
@@ -90,7 +89,7 @@ impl<'a> Options<'a> {
     /// The sizes of the window to try.
     fn sizes(&self) -> Vec<u64> {
         let windows = self.offers.iter().flatten().map(|offer| offer.window);
-        let all: BTreeSet<u64> = windows.filter(|&window| window > 0).gather();
+        let all: BTreeSet<u64> = windows.filter(|&window| window > 0).collect();
         let all: Vec<u64> = all.into_iter().collect();
         let count = all.len();
         (1..=SIZES.min(count)).map(|k| all[count * k / SIZES.min(count) - 1]).collect()
@@ -272,7 +271,7 @@ impl<'a> Options<'a> {
             let offsets: Vec<u64> = offsets.collect();
             job.placements = place::placements(&choice.planned.program, &choice.items, &offsets);
             let items = choice.items.iter().zip(shared).filter(|(_, shared)| **shared);
-            let inside: BTreeSet<usize> = items.map(|(item, _)| item.1[0]).gather();
+            let inside: BTreeSet<usize> = items.map(|(item, _)| item.1[0]).collect();
             if !inside.is_empty() {
                 let hands_over_after = hand_overs(&choice.planned, &inside, gap);
                 let (offset, bytes) = (Bytes(window.0), Bytes(window.1));
@@ -342,7 +341,7 @@ fn hand_overs(part: &Planned, inside: &BTreeSet<usize>, gap: Option<u64>) -> Vec
         let (from, until) = engine::life(&part.program.residencies[r], &part.run);
         lives.extend(places[r].map(|place| (place, from, until)));
     }
-    lives.compact_sort();
+    lives.sort();
     let mut next: Vec<Nanos> = lives.iter().map(|l| l.1).collect();
     for i in (1..next.len()).rev() {
         next[i - 1] = next[i - 1].min(next[i]);

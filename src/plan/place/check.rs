@@ -5,8 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::compact::CompactSort;
-
 /// Bytes `offset..offset + size`, held during the half-open `from..until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
@@ -49,7 +47,7 @@ pub fn check(all: &[Held], capacity: u64) -> Result<u64, Fault> {
             events.push((held.until, false, index));
         }
     }
-    events.compact_sort();
+    events.sort();
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
     for (_, begins, index) in events {
         let held = &all[index];

@@ -11,7 +11,6 @@ use super::cliques::Cliques;
 use super::fit::{Start, first_fit};
 use super::skyline::{Orders, skyline};
 use super::{Item, Layout, load};
-use crate::compact::CompactSort;
 
 /// How many pairs of items the tries of one order may compare together.
 const PAIRS: usize = 4_000_000;
@@ -38,9 +37,7 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
         free.into_iter().partition(|&i| given.is_empty() && length(i) == u64::from(last));
     let start = Start::new(items, &always, given);
     let mut by_size = others.clone();
-    by_size.compact_sort_by_key(|&i| {
-        (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(length(i)), i)
-    });
+    by_size.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(length(i)), i));
     let mut best = first_fit(items, &by_size, &start);
     let load = load(items);
     let aim = (load + load / CLOSE).min(capacity.max(load));
@@ -64,11 +61,9 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
         return best;
     }
     let mut by_life = others;
-    by_life.compact_sort_by_key(|&i| {
-        (std::cmp::Reverse(length(i)), std::cmp::Reverse(items[i].bytes), i)
-    });
+    by_life.sort_by_key(|&i| (std::cmp::Reverse(length(i)), std::cmp::Reverse(items[i].bytes), i));
     let mut by_area = by_size.clone();
-    by_area.compact_sort_by_key(|&i| {
+    by_area.sort_by_key(|&i| {
         (std::cmp::Reverse(u128::from(items[i].bytes) * u128::from(length(i))), i)
     });
     let fewest = if items.len() > MANY { 1 } else { TRIES.0 };

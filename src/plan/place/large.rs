@@ -11,7 +11,6 @@ use super::fit::{Start, first_fit};
 use super::search::{self, Options, Outcome};
 use super::skyline::{ORDERS, Orders, skyline};
 use super::{Item, Layout};
-use crate::compact::CompactSort;
 
 /// The small items together hold at most this part of the load (one in 100) at any moment.
 const SMALL: u64 = 100;
@@ -138,9 +137,7 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
     let life = |i: usize| -> u64 { items[i].spans.iter().map(|s| u64::from(s.1 - s.0)).sum() };
     let start = Start { layout: floor.clone(), given: Vec::new() };
     let mut order: Vec<usize> = (0..items.len()).collect();
-    order.compact_sort_by_key(|&i| {
-        (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(life(i)), i)
-    });
+    order.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(life(i)), i));
     let fewest = usize::from(items.len() <= MANY);
     for _ in 0..(PAIRS / (items.len() * items.len()).max(1)).clamp(fewest, TRIES) {
         let found = first_fit(items, &order, &start);
@@ -166,7 +163,7 @@ fn split(
     last: u32,
     bottom: u64,
 ) -> (Vec<usize>, Vec<usize>, u64) {
-    others.compact_sort_by_key(|&i| (items[i].bytes, std::cmp::Reverse(i)));
+    others.sort_by_key(|&i| (items[i].bytes, std::cmp::Reverse(i)));
     let load = |of: &[usize]| {
         let mut change = vec![0i64; last as usize + 1];
         for &i in of {
@@ -196,7 +193,7 @@ fn split(
         }
     }
     let mut large = others.split_off(few);
-    large.compact_sort();
+    large.sort();
     others.reverse();
     (large, others, all)
 }

@@ -9,7 +9,6 @@ use std::cmp::Reverse;
 use super::fit::{Start, best_fit};
 use super::search::{self, Options, Outcome, Spent};
 use super::{Item, Layout, heuristic, load};
-use crate::compact::CompactSort;
 
 /// The part of the effort (one in 2) for best fit. A try compares every pair of items about once.
 const PART: u64 = 2;
@@ -123,9 +122,9 @@ fn start(items: &[Item], capacity: u64, effort: u64) -> (Layout, Spent) {
     let area = |i: usize| u128::from(items[i].bytes) * u128::from(life(i));
     let all = || (0..items.len()).collect::<Vec<usize>>();
     let mut orders = [all(), all(), all()];
-    orders[0].compact_sort_by_key(|&i| (Reverse(items[i].bytes), i));
-    orders[1].compact_sort_by_key(|&i| (Reverse(area(i)), i));
-    orders[2].compact_sort_by_key(|&i| (Reverse(life(i)), Reverse(items[i].bytes), i));
+    orders[0].sort_by_key(|&i| (Reverse(items[i].bytes), i));
+    orders[1].sort_by_key(|&i| (Reverse(area(i)), i));
+    orders[2].sort_by_key(|&i| (Reverse(life(i)), Reverse(items[i].bytes), i));
     let start = Start::new(items, &[], Vec::new());
     let pairs = (items.len() as u64 * items.len() as u64 / 2).max(1);
     for _ in 0..ROUNDS {

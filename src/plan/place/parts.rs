@@ -1,7 +1,6 @@
 //! Splits items into parts that no chain of overlaps connects. Each part can be placed on its own.
 
 use super::cliques::Cliques;
-use crate::compact::CompactSort;
 
 /// Sorts `order` so that each part is contiguous. Returns the parts as ranges, small ones first.
 pub(super) fn split(cliques: &Cliques, order: &mut [u32]) -> Vec<(usize, usize)> {
@@ -30,7 +29,7 @@ pub(super) fn split(cliques: &Cliques, order: &mut [u32]) -> Vec<(usize, usize)>
             end = end.max(high);
         }
     }
-    parts.compact_sort_by_key(|p| p.1 - p.0);
+    parts.sort_by_key(|p| p.1 - p.0);
     parts
 }
 

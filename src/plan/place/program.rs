@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 
 use super::Item;
-use crate::compact::CompactSort;
 use crate::contract::{Place, Placement};
 use crate::emit::Emitted;
 use crate::sim::program::{Begin, Direction, Program, Residency};
@@ -103,7 +102,7 @@ pub fn placements(
             all.push((from, program.residencies[r].place, offset));
         }
     }
-    all.compact_sort();
+    all.sort();
     all.into_iter().map(|(_, place, offset)| Placement { place, offset: Bytes(offset) }).collect()
 }
 

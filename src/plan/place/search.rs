@@ -25,7 +25,6 @@ use super::skyline::{ORDERS, Orders};
 use super::technique::On;
 pub use super::technique::{Options, Technique};
 use super::{Item, Layout};
-use crate::compact::CompactSort;
 
 /// The effort of a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -215,7 +214,7 @@ impl<'a> Search<'a> {
         let key = |i: u32| {
             (items[i as usize].bytes, items[i as usize].align, &cliques.ranges[i as usize], i)
         };
-        alike.compact_sort_by_key(|&i| key(i));
+        alike.sort_by_key(|&i| key(i));
         let mut twin = vec![None; items.len()];
         for pair in alike.windows(2) {
             let (a, b) = (key(pair[0]), key(pair[1]));

@@ -7,7 +7,6 @@ use super::needs::{self, Needs};
 use super::path::{Course, Event, Instant, NEVER, Step};
 use super::{FINEST, MIB, Member, Rules, Unit};
 use crate::arrange::may_wait;
-use crate::compact::CompactSort;
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::optimizer::is_update;
@@ -68,7 +67,7 @@ impl<'a> Job<'a> {
         let instants: Vec<u32> = looked_at(parts).into_iter().flat_map(of).collect();
         let written = |operator: &crate::job::Operator| {
             let mut tensors: Vec<TensorId> = operator.writes().map(|o| o.tensor).collect();
-            tensors.compact_sort();
+            tensors.sort();
             tensors.dedup();
             tensors.into_iter().map(|t| residencies.lifetime(t).bytes).sum()
         };
@@ -379,8 +378,8 @@ impl Job<'_> {
                 others.push((course, tensor));
             }
         }
-        touched.compact_sort();
-        others.compact_sort();
+        touched.sort();
+        others.sort();
         let (units, updates) = self.units(touched);
         Alike { groups: self.groups(others), units, updates }
     }
@@ -425,7 +424,7 @@ impl Job<'_> {
                 alike.push((id32(early), latest + 1, each, of, parts));
             }
         }
-        alike.compact_sort();
+        alike.sort();
         let mut units: Vec<Unit> = Vec::new();
         let mut before = None;
         for (early, width, each, of, parts) in alike {

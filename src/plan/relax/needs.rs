@@ -25,7 +25,6 @@
 
 use std::cmp::Reverse;
 
-use crate::compact::CompactSort;
 use crate::device::Link;
 use crate::residency::Residencies;
 use crate::sim::engine::work;
@@ -118,7 +117,7 @@ impl Needs {
         // inputs that pass, what makes them, and how many read them.
         let mut borne: Vec<Size> = (0..tensors).map(|t| job.size(TensorId::of(t))).collect();
         let mut inputs: Vec<Vec<(TensorId, usize, u64)>> = vec![Vec::new(); count];
-        makers.compact_sort_by_key(|&(maker, tensor)| (Reverse(maker), tensor));
+        makers.sort_by_key(|&(maker, tensor)| (Reverse(maker), tensor));
         for &(maker, tensor) in &makers {
             let readers = job.readers(tensor, maker);
             let Some(&last) = readers.last() else { continue };

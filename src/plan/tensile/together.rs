@@ -12,7 +12,6 @@
 use std::cmp::Reverse;
 
 use super::{Options, STOP_AFTER, STOP_WINDOW, Scheduled, Search};
-use crate::compact::CompactSort;
 use crate::planner::{Decision, Given};
 use crate::sim::program::Direction;
 use crate::units::TensorId;
@@ -108,7 +107,7 @@ impl All<'_, '_> {
         let bytes = |&(index, tensor, _): &Idle| {
             self.searches[index].residencies.lifetimes[tensor.index()].bytes
         };
-        all.compact_sort_by_key(|idle| (Reverse(bytes(idle)), *idle));
+        all.sort_by_key(|idle| (Reverse(bytes(idle)), *idle));
         all
     }
 
@@ -150,8 +149,7 @@ impl All<'_, '_> {
                 ranked.extend(found.into_iter().map(|(msps, t, gap)| (msps, index, t, gap)));
             }
         }
-        ranked
-            .compact_sort_by_key(|&(msps, index, tensor, gap)| (Reverse(msps), index, tensor, gap));
+        ranked.sort_by_key(|&(msps, index, tensor, gap)| (Reverse(msps), index, tensor, gap));
         let recomputed = ranked.into_iter().any(|(_, index, tensor, gap)| {
             self.searches[index].try_recompute(tensor, gap, peaks[index].1)
         });

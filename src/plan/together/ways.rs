@@ -24,7 +24,6 @@ use std::sync::Arc;
 use super::memo::Known;
 use super::{Job, Jobs, Memo, Together, by_peak, parts, shares, sum};
 use crate::budget::{Infeasible, PlanError, Planned, feasible};
-use crate::compact::CompactSort;
 use crate::device::Profile;
 use crate::method::{Method, SMALL};
 use crate::sim::beside::Work;
@@ -101,7 +100,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> 
         trial.plan(&asked, memo)?;
     }
     let Trial { rounds, mut found, why, .. } = trial;
-    found.compact_sort_by_key(|(cost, index, _)| (*cost, *index));
+    found.sort_by_key(|(cost, index, _)| (*cost, *index));
     if found.is_empty() {
         let none = || PlanError::Defect("no way to plan".to_owned());
         return Err(why.map_or_else(none, PlanError::Infeasible));
@@ -417,8 +416,8 @@ pub(super) fn by_priority(jobs: &Jobs<'_>, mut parts: Vec<Arc<Planned>>) -> Vec<
         }
         let mut group: Vec<usize> = (first..parts.len()).filter(|&j| alike(first, j)).collect();
         let mut plans: Vec<Arc<Planned>> = group.iter().map(|&j| Arc::clone(&parts[j])).collect();
-        group.compact_sort_by_key(|&job| std::cmp::Reverse(jobs.jobs[job].priority));
-        plans.compact_sort_by_key(|plan| plan.plan.figures.iteration_ns);
+        group.sort_by_key(|&job| std::cmp::Reverse(jobs.jobs[job].priority));
+        plans.sort_by_key(|plan| plan.plan.figures.iteration_ns);
         if group.windows(2).any(|pair| jobs.jobs[pair[0]].priority > jobs.jobs[pair[1]].priority) {
             group.into_iter().zip(plans).for_each(|(job, plan)| parts[job] = plan);
         }

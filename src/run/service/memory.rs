@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::compact::Gather;
 use crate::sim::share::lanes::{Held, JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
 use crate::sim::share::memory::Need;
@@ -60,7 +59,7 @@ impl Memory {
         let moved = |(id, spot): (&JobId, &Spot)| {
             before.get(id).is_some_and(|old| old != spot && !out.contains(id)).then_some(*id)
         };
-        let moves: BTreeSet<JobId> = next.spots().iter().filter_map(moved).gather();
+        let moves: BTreeSet<JobId> = next.spots().iter().filter_map(moved).collect();
         if !moves.is_empty() {
             return Entry::Moves(moves);
         }
@@ -82,6 +81,6 @@ impl Memory {
             let end = self.layout.at(Item::Lane(lane))? + self.lanes.lanes().get(&lane)?.size;
             Some((job, Spot { persistent, ephemeral: end - need, lane }))
         };
-        self.lanes.residents().iter().filter_map(spot).gather()
+        self.lanes.residents().iter().filter_map(spot).collect()
     }
 }

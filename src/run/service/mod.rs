@@ -27,7 +27,6 @@ pub use worker::Work;
 
 use super::start::Shared;
 use super::{RunError, Settings};
-use crate::compact::CompactSort;
 use crate::contract::JobPlan;
 use crate::device::{Profile, roofline};
 use crate::job::json;
@@ -350,7 +349,7 @@ impl<'env> Service<'_, 'env> {
         let is_due =
             |&id: &usize| self.seats[id].stage == Stage::Early && self.seats[id].submit <= now;
         let mut due: Vec<usize> = (0..self.seats.len()).filter(is_due).collect();
-        due.compact_sort_by_key(|&id| self.seats[id].submit);
+        due.sort_by_key(|&id| self.seats[id].submit);
         for id in due {
             let (job, seat) = (id32(id), &mut self.seats[id]);
             seat.stage = Stage::There;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::Outcome;
-use crate::compact::Gather;
 use crate::sim::share::lanes::JobId;
 use crate::units::{Bytes, Nanos};
 
@@ -217,7 +216,7 @@ impl Records {
             let job = &jobs[place];
             (job.name.clone(), job.service_ns.saturating_sub(had))
         };
-        let service_ns: BTreeMap<String, Nanos> = self.there.iter().map(service).gather();
+        let service_ns: BTreeMap<String, Nanos> = self.there.iter().map(service).collect();
         if !service_ns.is_empty() && from_ns < now {
             self.report.stretches.push(Stretch { from_ns, to_ns: now, service_ns });
         }

@@ -9,7 +9,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::memory::{Entry, Memory, Spot};
-use crate::compact::{CompactSort, Gather};
 use crate::sim::share::lanes::{JobId, Join, LaneId, MOST};
 use crate::sim::share::memory::Need;
 use crate::sim::share::policy::{Candidate, Policy, Style};
@@ -359,7 +358,7 @@ impl Scheduler {
             (self.policy.place(&candidate), job)
         };
         let mut order: Vec<_> = self.jobs.iter().filter(|(_, t)| !t.stopping).map(place).collect();
-        order.compact_sort();
+        order.sort();
         order.into_iter().map(|(_, job)| job).collect()
     }
 
@@ -451,7 +450,7 @@ impl Scheduler {
         // The lanes in use, and whether they are passed on within iterations.
         let running = self.jobs.iter().filter(|(_, t)| t.state == State::Running);
         let mut busy: BTreeMap<LaneId, bool> =
-            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, t.needs.shares))).gather();
+            running.filter_map(|(id, t)| Some((spots.get(id)?.lane, t.needs.shares))).collect();
         for &job in wanted {
             let moving = self.room_for.as_ref().is_some_and(|(_, moving)| moving.contains(&job));
             let may = |t: &&mut Tenant| t.state == State::Idle && !moving && t.left > 0;

@@ -8,7 +8,6 @@
 //! together are as large as the arena. If a residency lies across the edge between kept and other
 //! bytes (it takes over the bytes of a parameter that is out, and more), its whole range is kept.
 
-use crate::compact::CompactSort;
 use crate::contract::Window;
 use crate::sim::program::{Begin, Program, Residency};
 use crate::units::Bytes;
@@ -63,7 +62,7 @@ impl Split {
         // belong to no residency here.
         let used = union(all);
         let mut edges: Vec<u64> = used.iter().chain(&kept).flat_map(|r| [r.0, r.1]).collect();
-        edges.compact_sort();
+        edges.sort();
         edges.dedup();
         let (mut pieces, mut sizes) = (Vec::with_capacity(edges.len()), [0, 0]);
         for pair in edges.windows(2) {
@@ -98,7 +97,7 @@ impl Split {
 
 /// The union of ranges, as ranges that don't touch, in order.
 fn union(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    all.compact_sort();
+    all.sort();
     let mut union: Vec<(u64, u64)> = Vec::with_capacity(all.len());
     for (from, until) in all {
         match union.last_mut() {

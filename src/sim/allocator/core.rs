@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use super::device::Device;
 use super::free::FreeSet;
 use super::stats::{BlockView, Change, SegmentChange, SegmentView, State, Stats};
-use crate::compact::CompactSort;
 use crate::requests::PRIVATE;
 use crate::units::{Bytes, id32};
 
@@ -307,7 +306,7 @@ impl<R: Rules> Core<R> {
                 }
             })
             .collect();
-        all.compact_sort_by_key(|s| s.address);
+        all.sort_by_key(|s| s.address);
         all
     }
 

@@ -1,7 +1,6 @@
 //! Checks that a device's memory is safe, from plain figures. This is an independent proof: it
 //! shares no code with lanes, layout or engine.
 
-use crate::compact::CompactSort;
 /// A device's memory at an iteration boundary.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
@@ -59,7 +58,7 @@ pub fn check(picture: &Picture) -> Result<(), String> {
         return Err(format!("{total} bytes are promised, but the device has {}", picture.capacity));
     }
     ranges.retain(|(from, to, _)| u128::from(*from) < *to);
-    ranges.compact_sort();
+    ranges.sort();
     if let Some((_, to, who)) = ranges.iter().find(|r| r.1 > u128::from(picture.capacity)) {
         return Err(format!("{who} ends at {to}, behind the device's end at {}", picture.capacity));
     }

@@ -20,7 +20,6 @@ use super::contention::{WHOLE, speed};
 use super::memory::{Memory, Need};
 use super::rows::{self, LONGEST_S, Row, RowsError, decimal};
 use super::weigh::{Weighed, estimate, graph};
-use crate::compact::CompactSort;
 use crate::units::{Bytes, Nanos, saturated};
 
 /// A job of a trace.
@@ -137,7 +136,7 @@ pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, RowsErro
         return Err(RowsError::at(path, lines[at], problem));
     }
     let sorted = jobs.is_sorted_by_key(|j| j.submit);
-    jobs.compact_sort_by_key(|j| j.submit);
+    jobs.sort_by_key(|j| j.submit);
     Ok(Trace { jobs, sorted })
 }
 

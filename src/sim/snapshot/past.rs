@@ -6,7 +6,6 @@ use super::Problem;
 use super::source::Budget;
 use super::value::{Event, Pickle, Value};
 use super::words::Word;
-use crate::compact::CompactSort;
 use crate::requests::PRIVATE;
 use crate::units::id32;
 
@@ -119,7 +118,7 @@ impl Past {
                 budget.push(&mut self.streams, stream)?;
             }
         }
-        self.pools.compact_sort_by_key(|p| p.start);
+        self.pools.sort_by_key(|p| p.start);
         let count = if self.pools.is_empty() { 0 } else { events.len() };
         for at in 0..count {
             let Ok(Some(e)) = event(pickle, events, at) else { continue };
@@ -232,7 +231,7 @@ pub(super) fn past(
     past.most = past.reserved + most;
     past.capacity = past.capacity.map(|c| c + past.reserved);
     past.contradicted = stray > 0 || odd > 0;
-    past.blocks.compact_sort_by_key(|b| b.addr);
+    past.blocks.sort_by_key(|b| b.addr);
     past.number(pickle, events, budget)?;
     // The second pass assigns all ids anew.
     past.ids.values_mut().for_each(|id| *id = GONE);

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use neap::compact::CompactSort;
 use neap::sim::allocator::Config;
 use neap::units::Bytes;
 use serde::{Deserialize, Serialize};
@@ -244,7 +243,7 @@ impl Found {
         let mut found = Self { scratch: scratch.to_owned(), ..Self::default() };
         let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).collect();
-        paths.compact_sort();
+        paths.sort();
         for path in paths {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let Ok(text) = fs::read_to_string(&path) else { continue };
@@ -270,7 +269,7 @@ impl Found {
             }
         }
         let used = |p: &Process| std::cmp::Reverse(p.peak_reserved());
-        found.processes.compact_sort_by_key(|p| (p.rank, used(p), p.pid));
+        found.processes.sort_by_key(|p| (p.rank, used(p), p.pid));
         found
     }
 

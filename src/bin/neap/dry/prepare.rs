@@ -15,7 +15,6 @@ use sha2::{Digest, Sha256};
 
 use super::stubs::{self, Stub};
 use super::unpack::{self, Unpacked};
-use neap::compact::CompactSort;
 
 /// NVIDIA's libraries that get stubs, by how their file names begin. What compiles code (nvrtc,
 /// nvJitLink) stays.
@@ -171,7 +170,7 @@ fn folders(torch: &Path) -> Vec<PathBuf> {
 fn subfolders(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut all: Vec<_> = entries.map(|e| e.path()).filter(|p| p.is_dir()).collect();
-    all.compact_sort();
+    all.sort();
     all
 }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context;
-use neap::compact::CompactSort;
 use neap::device::Profile;
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::replay::smallest_capacity;
@@ -330,7 +329,7 @@ fn category_table(process: &Process, peak: &Peak) -> String {
         at(&peak.categories) || phases.iter().any(|p| at(&p.categories))
     };
     let mut names: Vec<_> = peak.categories.iter().filter(|(name, _)| held(name)).collect();
-    names.compact_sort_by_key(|(name, bytes)| (std::cmp::Reverse(**bytes), name.as_str()));
+    names.sort_by_key(|(name, bytes)| (std::cmp::Reverse(**bytes), name.as_str()));
     for (name, bytes) in names {
         let others = phases.iter().map(|p| p.categories.get(name).copied().unwrap_or(0));
         let cells = std::iter::once(*bytes).chain(others).map(|b| Bytes(b).to_string());

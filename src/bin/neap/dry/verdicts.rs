@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use neap::compact::CompactSort;
 use neap::device::{Profile, builtin};
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::Config;
@@ -97,7 +96,7 @@ pub fn verdicts(own: &Own<'_>, runner: Option<Runner<'_>>, at_once: usize) -> Ve
         work();
     });
     let mut all = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    all.compact_sort_by(|a, b| (a.available, &a.device).cmp(&(b.available, &b.device)));
+    all.sort_by(|a, b| (a.available, &a.device).cmp(&(b.available, &b.device)));
     all
 }
 
@@ -105,7 +104,7 @@ pub fn verdicts(own: &Own<'_>, runner: Option<Runner<'_>>, at_once: usize) -> Ve
 fn generations() -> Vec<Vec<Profile>> {
     let profiles = builtin::names().iter().filter_map(|name| builtin::find(name));
     let mut all: Vec<Profile> = profiles.filter(|p| p.multiprocessors.is_some()).collect();
-    all.compact_sort_by_key(|p| (Kernels::of(p), p.available()));
+    all.sort_by_key(|p| (Kernels::of(p), p.available()));
     let mut found: Vec<Vec<Profile>> = Vec::new();
     for profile in all {
         let capability = Kernels::of(&profile).capability;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use neap::compact::CompactSort;
 use neap::estimate::answer::MARGIN_PER_MILLE;
 use neap::estimate::attribution::{Places, Usage};
 use neap::estimate::gpu::Rule;
@@ -122,7 +121,7 @@ struct Top<'a> {
 fn top_blocks<'a>(estimate: &'a Estimate<'_>, places: &Places<'a>, count: usize) -> Vec<Top<'a>> {
     let blocks = &estimate.forecast.blocks;
     let mut largest = estimate.answer.alive.clone();
-    largest.compact_sort_by_key(|&id| (std::cmp::Reverse(blocks[id as usize].bytes), id));
+    largest.sort_by_key(|&id| (std::cmp::Reverse(blocks[id as usize].bytes), id));
     largest.truncate(count);
     let top = |id: u32| {
         let block = blocks[id as usize];

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
-use neap::compact::Gather;
 use neap::contract::{Chosen, Figures, Source};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
@@ -114,7 +113,7 @@ fn noisy(
 fn of_arranged(libraries: BTreeMap<OpId, Chosen>, graph: &Graph) -> BTreeMap<OpId, Chosen> {
     let Some(origin) = &graph.origin else { return libraries };
     let operators = (0..).map(OpId).zip(&origin.operators);
-    operators.filter_map(|(id, (of, _))| Some((id, libraries.get(of)?.clone()))).gather()
+    operators.filter_map(|(id, (of, _))| Some((id, libraries.get(of)?.clone()))).collect()
 }
 
 fn apart(robust: Robust) -> (Planned, Option<NoiseReport>) {

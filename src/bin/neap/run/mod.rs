@@ -6,7 +6,6 @@ mod service;
 
 use std::path::{Path, PathBuf};
 
-use neap::compact::CompactSort;
 use neap::device::Profile;
 use neap::device::latency::{Row, Table as LatencyTable};
 use neap::job::Graph;
@@ -111,7 +110,7 @@ impl Flags {
         let host_only = !self.throttle_link.is_empty() || self.unlimited_link;
         let target = self.on.choose(host_only.then_some("--throttle-link, --unlimited-link"))?;
         let mut throttle = self.throttle_link.clone();
-        throttle.compact_sort_by_key(|t| t.0);
+        throttle.sort_by_key(|t| t.0);
         Ok(Settings {
             target,
             link_rate: if self.unlimited_link { Rate::Unlimited } else { Rate::Profile },

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use neap::compact::Gather;
 use neap::contract::JobPlan;
 use neap::device::Profile;
 use neap::job::Graph;
@@ -195,7 +194,7 @@ impl Asking {
         let mut failed: BTreeMap<PathBuf, State> = BTreeMap::new();
         loop {
             let there: BTreeMap<PathBuf, State> = match std::fs::read_dir(folder) {
-                Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).gather(),
+                Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
                 Err(error) => {
                     let folder = folder.display();
                     note(&format!("--watch: {folder}: {error}; nothing more is read from it"));

@@ -12,7 +12,6 @@ use std::{env, fs, io, thread};
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use neap::compact::CompactSort;
 use neap::device::profile;
 use neap::private;
 use neap::run::Stop;
@@ -290,7 +289,7 @@ impl Reports {
         let mut found = Self { reports: Vec::new(), out_of_memory: false };
         let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).collect();
-        paths.compact_sort();
+        paths.sort();
         for path in paths {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             found.out_of_memory |= name.starts_with("oom-");

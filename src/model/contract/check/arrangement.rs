@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 
 use super::{Refusal, Refusals};
-use crate::compact::CompactSort;
 use crate::contract::plan::JobPlan;
 use crate::job::{Arg, Graph, Operand, Operator, Origin};
 use crate::units::{Nanos, OpId};
@@ -51,7 +50,7 @@ pub fn prove(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
 /// Each operator in pieces, and no other, has a latency as a whole.
 fn whole(job: &JobPlan, origin: &Origin) -> Result<(), String> {
     let mut split: Vec<OpId> = job.arrangement.pieces.iter().map(|p| p.operator).collect();
-    split.compact_sort();
+    split.sort();
     if !job.whole.keys().eq(&split) || job.whole.values().any(|l| l.time == Nanos::ZERO) {
         return Err("each operator in pieces has one latency as a whole, of 1 ns at least".into());
     }
@@ -123,7 +122,7 @@ fn sequence(
         let name = &origin.graph.operator(*id).name;
         return Err(format!("`order` moves piece {number} of `{name}`, which has none of that"));
     }
-    order.compact_sort_by_key(|(place, _)| *place);
+    order.sort_by_key(|(place, _)| *place);
     Ok(order.into_iter().map(|(_, step)| step).collect())
 }
 

@@ -3,7 +3,6 @@
 
 use super::refusal::Refusal;
 use super::{Proved, Refusals};
-use crate::compact::CompactSort;
 use crate::contract::plan::Figures;
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos, saturated};
@@ -30,7 +29,7 @@ pub(super) fn apart(graphs: &[Graph], jobs: &[Proved], refusals: &mut Refusals) 
                     .map(|(start, end)| (start, end, job)),
             );
         }
-        all.compact_sort();
+        all.sort();
         // A job's own ranges are disjoint, so if any two ranges overlap, two neighbours do.
         for pair in all.windows(2).filter(|pair| pair[1].0 < pair[0].1) {
             refusals.add(Refusal::JobsOverlap {
@@ -47,7 +46,7 @@ pub(super) fn apart(graphs: &[Graph], jobs: &[Proved], refusals: &mut Refusals) 
 fn union(ranges: &[(u128, u128)]) -> Vec<(u128, u128)> {
     let mut sorted: Vec<(u128, u128)> =
         ranges.iter().copied().filter(|(start, end)| start < end).collect();
-    sorted.compact_sort();
+    sorted.sort();
     let mut apart: Vec<(u128, u128)> = Vec::new();
     for (start, end) in sorted {
         match apart.last_mut() {

@@ -11,7 +11,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::math::ln;
-use crate::compact::CompactSort;
 
 /// The most arguments, list entries or dimensions of a key that is read.
 const MOST: usize = 100_000;
@@ -186,7 +185,7 @@ impl<'a> Reader<'a> {
             // The dimensions from the innermost outwards. A dimension that `expand` repeats has no
             // place.
             let mut by: Vec<usize> = (0..stride.len()).collect();
-            by.compact_sort_by(|&a, &b| stride[a].total_cmp(&stride[b]).then(b.cmp(&a)));
+            by.sort_by(|&a, &b| stride[a].total_cmp(&stride[b]).then(b.cmp(&a)));
             order = by.iter().fold("/".to_owned(), |all, &d| {
                 if stride[d] == 0.0 { format!("{all}x") } else { format!("{all}{d}") }
             });

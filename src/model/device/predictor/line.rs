@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use super::features::Features;
 use super::math::exp;
-use crate::compact::CompactSort;
 
 /// How often measurements are weighed anew by their errors.
 const ROUNDS: u32 = 40;
@@ -56,7 +55,7 @@ impl Line {
         }
         let mut errors: Vec<f64> =
             all.iter().map(|&(bytes, ns)| (line.at(bytes) / ns - 1.0).abs()).collect();
-        errors.compact_sort_by(f64::total_cmp);
+        errors.sort_by(f64::total_cmp);
         let median = errors.get(errors.len() / 2)?;
         (line.possible() && *median <= FITS).then_some(line)
     }

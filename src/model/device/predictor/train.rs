@@ -10,7 +10,6 @@ use super::features::{self, Features};
 use super::line::{self, Line};
 use super::math::ln;
 use super::{Fit, HeldOut, Model, Number, Predictor, network};
-use crate::compact::Gather;
 use crate::device::table::{Row, median};
 use crate::units::{Nanos, mix};
 
@@ -119,7 +118,7 @@ pub fn fit(rows: &[Row], options: &Options) -> Result<Trained, TrainError> {
                 None => unread += count,
             }
         }
-        let shapes = samples.iter().map(|s| s.key).gather::<BTreeSet<_>>().len();
+        let shapes = samples.iter().map(|s| s.key).collect::<BTreeSet<_>>().len();
         let model = if shapes < FEWEST { None } else { model(kind, &samples, options) };
         match model {
             Some((model, of_kind)) => {
@@ -151,8 +150,8 @@ fn model(
     let (held_out, mut seen): (Vec<&Sample<'_>>, Vec<&Sample<'_>>) =
         samples.iter().partition(|s| hash(s.key).is_multiple_of(HELD_OUT));
     // A form of the operator that no other row has is learned, so that the model covers it.
-    let words: BTreeSet<&String> = seen.iter().flat_map(|s| &s.features.words).gather();
-    let names: BTreeSet<&String> = seen.iter().flat_map(|s| s.features.numbers.keys()).gather();
+    let words: BTreeSet<&String> = seen.iter().flat_map(|s| &s.features.words).collect();
+    let names: BTreeSet<&String> = seen.iter().flat_map(|s| s.features.numbers.keys()).collect();
     let (test, rare): (Vec<&Sample<'_>>, Vec<&Sample<'_>>) = held_out.into_iter().partition(|s| {
         s.features.words.iter().all(|word| words.contains(word))
             && s.features.numbers.keys().all(|name| names.contains(name))

@@ -14,7 +14,6 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 
 use super::value::{Raw, Signature, Skip, Value, values};
 use super::{ImportError, Place};
-use crate::compact::CompactSort;
 
 /// The most bytes of one node, far above real traces with lists of thousands of tensors.
 const NODE_BYTES: u64 = 64 << 20;
@@ -181,7 +180,7 @@ fn read_from(
 
 /// Sorts nodes by start and resolves parents.
 fn order(path: &Path, mut all: Vec<Start>, mut notes: Vec<String>) -> Result<Trace, ImportError> {
-    all.compact_sort_by_key(|s| s.node.id);
+    all.sort_by_key(|s| s.node.id);
     let fail = |n: &Node, problem: String| ImportError::Node {
         path: path.to_owned(),
         place: Place { id: n.id, name: n.name.clone() },

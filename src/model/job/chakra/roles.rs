@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, HashSet};
 use super::Options;
 use super::build::{Built, Facts, SCALER};
 use super::names::Names;
-use crate::compact::CompactSort;
 use crate::job::liveness::Liveness;
 use crate::job::lower::{self, Column, Step};
 use crate::job::{Arg, Dtype, Graph, GraphError, Operator, Phase, Role, Tensor};
@@ -161,7 +160,7 @@ fn pair(built: &mut Built, uses: &[Use], classes: &[String]) -> Vec<Column> {
             .collect();
         found.push((parameter, step, gradient, states));
     }
-    found.compact_sort_by_key(|(parameter, ..)| *parameter);
+    found.sort_by_key(|(parameter, ..)| *parameter);
     let mut number = 0;
     let mut columns = Vec::new();
     for (parameter, step, gradient, states) in found {

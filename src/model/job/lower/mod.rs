@@ -25,7 +25,6 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::optimizer::{Group, Optimizer, Rule};
 use super::{Arg, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
-use crate::compact::CompactSort;
 use crate::units::{TensorId, id32};
 use place::Outside;
 
@@ -57,7 +56,7 @@ impl Step {
     /// The numbers of the steps that update parameters.
     fn numbers(&self) -> Vec<u16> {
         let mut all: Vec<u16> = self.columns.iter().map(|c| c.step).collect();
-        all.compact_sort();
+        all.sort();
         all.dedup();
         all
     }

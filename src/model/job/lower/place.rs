@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::columns::Column;
-use crate::compact::CompactSort;
 use crate::job::optimizer::Optimizer;
 use crate::job::{Arg, Graph, Operand, Operator, Role, Tensor};
 use crate::units::{OpId, TensorId};
@@ -86,7 +85,7 @@ pub(super) fn assemble(
     mut updates: Vec<(usize, Operator)>,
     optimizer: Option<Optimizer>,
 ) -> Result<Graph, String> {
-    updates.compact_sort_by_key(|(at, _)| *at);
+    updates.sort_by_key(|(at, _)| *at);
     let mut updates = updates.into_iter().peekable();
     let mut operators = Vec::new();
     let mut new_place = Vec::new();

@@ -4,7 +4,6 @@
 use std::collections::{HashMap, HashSet};
 
 use super::place::renumber;
-use crate::compact::CompactSort;
 use crate::job::{Arg, Graph, Operand, Operator};
 use crate::units::{OpId, TensorId};
 
@@ -124,6 +123,6 @@ fn interleave(pieces: &mut [Operator], length: usize) {
     }
     let mut numbered: Vec<(usize, Operator)> =
         pieces.iter_mut().map(std::mem::take).enumerate().collect();
-    numbered.compact_sort_by_key(|(position, _)| position % length);
+    numbered.sort_by_key(|(position, _)| position % length);
     pieces.iter_mut().zip(numbered).for_each(|(slot, (_, piece))| *slot = piece);
 }

@@ -19,7 +19,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use super::{Found, OPERATORS, Search, Warm, share};
-use crate::compact::CompactSort;
 use crate::neap::{Options, Variant};
 use crate::parallel::{in_parallel, width};
 use crate::planner::Given;
@@ -322,7 +321,7 @@ impl<'a> Search<'a, '_> {
             if changed[0].0 == changed[1].0 {
                 return None;
             }
-            changed.compact_sort_by_key(|&(at, _)| Reverse(at));
+            changed.sort_by_key(|&(at, _)| Reverse(at));
             let mut choices = all.clone();
             for (at, made) in changed {
                 match made {
@@ -364,7 +363,7 @@ impl<'a> Search<'a, '_> {
                 }
             }
         }
-        changes.compact_sort_by_key(|&(cost, at, change)| (Reverse(cost), at, change));
+        changes.sort_by_key(|&(cost, at, change)| (Reverse(cost), at, change));
         changes
     }
 

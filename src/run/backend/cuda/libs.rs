@@ -8,7 +8,6 @@ use std::env;
 use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 
-use crate::compact::CompactSort;
 use libloading::Library;
 
 /// A library that the device uses.
@@ -228,7 +227,7 @@ fn other_major(which: Which, folder: &Path) -> Option<(PathBuf, u64)> {
     };
     let mut found: Vec<(PathBuf, u64)> =
         entries.flatten().filter_map(|e| Some((e.path(), major(&e.path())?))).collect();
-    found.compact_sort();
+    found.sort();
     found.pop()
 }
 
@@ -350,7 +349,7 @@ fn starts(path: &Path, prefix: &str) -> bool {
 fn sorted(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
-    paths.compact_sort();
+    paths.sort();
     paths
 }
 

@@ -41,7 +41,6 @@ use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::data_error;
 use crate::backend::window::{Member, Windows};
-use crate::compact::Gather;
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId};
 use canary::Canaries;
@@ -289,7 +288,7 @@ impl<'a> Cuda<'a> {
             Ready::Library(Library::Gemm(plan), _) => plan.product,
             _ => None,
         };
-        let all: BTreeSet<_> = self.prepared.items.iter().flatten().filter_map(product).gather();
+        let all: BTreeSet<_> = self.prepared.items.iter().flatten().filter_map(product).collect();
         all.into_iter().collect()
     }
 

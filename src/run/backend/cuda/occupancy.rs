@@ -16,7 +16,6 @@ use super::params::Attention;
 use super::prepare;
 use crate::backend::host::calls::operands;
 use crate::backend::{StepWork, Work};
-use crate::compact::CompactSort;
 use crate::device::{builtin, roofline};
 use crate::job::{Arg, Dtype, Graph, Operator};
 use crate::profile::first;
@@ -154,7 +153,7 @@ pub fn models() -> Vec<(String, Graph)> {
         (name, crate::job::json::read(&path).unwrap())
     };
     let mut models: Vec<_> = std::fs::read_dir(folder).unwrap().map(named).collect();
-    models.compact_sort_by(|a, b| a.0.cmp(&b.0));
+    models.sort_by(|a, b| a.0.cmp(&b.0));
     models
 }
 

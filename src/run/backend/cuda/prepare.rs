@@ -22,7 +22,6 @@ use crate::backend::operators::error::{device_error, unsupported};
 use crate::backend::operators::moves::Moves;
 use crate::backend::operators::view::Call;
 use crate::backend::operators::{KernelError, kept_input};
-use crate::compact::Gather;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
 
@@ -153,7 +152,8 @@ impl Prepared {
         };
         let versions: Vec<String> =
             opened.iter().map(|o| format!("{} {}", o.which.name(), o.version)).collect();
-        let families: BTreeSet<Family> = lists.iter().flatten().filter_map(Action::family).gather();
+        let families: BTreeSet<Family> =
+            lists.iter().flatten().filter_map(Action::family).collect();
         let mut maker = Maker {
             context,
             folders: &folders,

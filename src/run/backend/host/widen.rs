@@ -10,7 +10,6 @@ use crate::backend::operators::error::unsupported;
 use crate::backend::operators::shapes::span;
 use crate::backend::operators::view::{Call, Operand, View};
 use crate::backend::operators::{KernelError, kept_input};
-use crate::compact::CompactSort;
 use crate::job::Dtype;
 
 /// Bytes that operands of one other type cover, and the same elements as f32.
@@ -76,7 +75,7 @@ fn ranges(call: &Call<'_>) -> Result<Vec<Range>, KernelError> {
             ranges.push(Range { start, end, dtype: view.dtype, read, wide: Vec::new() });
         }
     }
-    ranges.compact_sort_by_key(|range| range.start);
+    ranges.sort_by_key(|range| range.start);
     let mut joined: Vec<Range> = Vec::with_capacity(ranges.len());
     for range in ranges {
         match joined.last_mut() {

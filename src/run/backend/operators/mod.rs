@@ -3,7 +3,6 @@
 //! A call is checked here once. The backends ([`super::host::kernels`] and `cuda::emit`) execute
 //! what the checks return.
 
-use crate::compact::CompactSort;
 pub mod arguments;
 pub mod attention;
 pub mod conv;
@@ -89,6 +88,6 @@ pub fn list<K>(families: &[Family<K>]) -> Vec<Listed> {
             kinds.map(|kind| Listed { kind: format!("aten::{kind}"), types: family.types })
         })
         .collect();
-    all.compact_sort();
+    all.sort();
     all
 }

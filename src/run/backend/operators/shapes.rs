@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::KernelError;
 use super::error::invalid;
 use super::view::{Call, View};
-use crate::compact::CompactSort;
 
 /// Dimension `dim` of `rank` with negatives counted from the end.
 ///
@@ -187,7 +186,7 @@ fn walk_dyn<const N: usize>(
         .map(|(d, &n)| (n, std::array::from_fn(|k| strides[k][d])))
         .collect();
     if reorder {
-        dims.compact_sort_by_key(|(_, s)| std::cmp::Reverse(s[0]));
+        dims.sort_by_key(|(_, s)| std::cmp::Reverse(s[0]));
     }
     let mut joined: Vec<(usize, [usize; N])> = Vec::with_capacity(dims.len());
     for (n, s) in dims {
@@ -263,7 +262,7 @@ pub fn once(view: &View) -> bool {
         .filter(|(n, _)| **n != 1)
         .map(|(&n, &s)| (s, n))
         .collect();
-    dims.compact_sort();
+    dims.sort();
     let mut reach = 0;
     view.shape.contains(&0)
         || dims.iter().all(|&(step, extent)| {

@@ -9,7 +9,6 @@ use super::super::lanes::{Join, LaneId, MOST};
 use super::super::mechanism::Mechanism;
 use super::super::policy::Style;
 use super::{Engine, Key, LOOK, NEVER, State};
-use crate::compact::Gather;
 use crate::units::{Bytes, Nanos, saturated};
 
 /// Before every key.
@@ -126,7 +125,7 @@ impl Engine<'_> {
     fn one_in_each_lane(&mut self) {
         self.admit(Join::Share, Self::rest);
         let mut runners: BTreeMap<LaneId, u32> =
-            self.runs().map(|job| (self.lane_of(job), job)).gather();
+            self.runs().map(|job| (self.lane_of(job), job)).collect();
         let mut from = (0, FIRST);
         while let Some(&(lane, best)) = self.idle.range(from..).next() {
             from = (lane + 1, FIRST);

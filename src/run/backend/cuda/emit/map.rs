@@ -5,7 +5,6 @@ use crate::backend::operators::arguments::{Input, is_floating};
 use crate::backend::operators::error::unsupported;
 use crate::backend::operators::shapes::{broadcast, count, is_contiguous};
 use crate::backend::operators::view::View;
-use crate::compact::CompactSort;
 use crate::job::Dtype;
 
 use super::super::launch::{Action, Actions, Family};
@@ -25,7 +24,7 @@ pub fn join(
         .map(|(d, &n)| (n, strides.iter().map(|s| s[d]).collect()))
         .collect();
     if reorder {
-        dims.compact_sort_by_key(|(_, s)| std::cmp::Reverse(s[0].abs()));
+        dims.sort_by_key(|(_, s)| std::cmp::Reverse(s[0].abs()));
     }
     let mut joined: Vec<(usize, Vec<i64>)> = Vec::new();
     for (n, s) in dims {
