@@ -149,10 +149,11 @@ def test_a_signal_while_planning_leaves_nothing(
     while not pids.exists() or not pids.read_text().endswith("\n"):
         assert time.monotonic() < until and script.poll() is None
         time.sleep(0.02)
-    assert any(temporary.iterdir())
+    # PyTorch may leave a folder of its own.
+    assert any(temporary.glob("neap-*"))
     script.send_signal(number)
     assert script.wait(30) == -number
-    assert list(temporary.iterdir()) == []
+    assert list(temporary.glob("neap-*")) == []
     for pid in map(int, pids.read_text().split()):
         while time.monotonic() < until:
             try:
