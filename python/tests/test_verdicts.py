@@ -69,6 +69,14 @@ def test_all_devices_are_what_a_run_on_each_is(neap: str, tmp_path: Path) -> Non
     assert rows["rtx2080ti"]["peak_reserved_bytes"] > 1.5 * form["peak_reserved_bytes"]
 
 
+def test_a_device_without_kernels_is_said_to_have_none(neap: str, tmp_path: Path) -> None:
+    rows = by_device(dry(neap, tmp_path, ATTENTION, "--all-devices"))
+    supported = {int(name[3:]) for name in torch.cuda.get_arch_list() if name.startswith("sm_")}
+    for name, capability in (("p100", 60), ("v100", 70)):
+        if not [c for c in supported if c // 10 == capability // 10 and c <= capability]:
+            assert "no kernels" in rows[name]["fails"], name
+
+
 def test_a_gradient_of_32_mib_is_no_workspace(neap: str, tmp_path: Path) -> None:
     product = """
     import torch

@@ -58,6 +58,9 @@ pub fn run(flags: &Flags, profile: &Profile, unpacked: &Unpacked) -> Ran {
         Err(error) => return nothing(Says::Fails { why: format!("{error:#}") }),
     };
     let Again { found, ending, .. } = &again;
+    if ending.interrupted {
+        return nothing(Says::NotKnown);
+    }
     let Some(process) = found.main() else {
         return nothing(Says::Fails { why: "it left no report".to_owned() });
     };
