@@ -36,6 +36,8 @@ pub struct Allocations {
     living: HashMap<u64, u32>,
     /// Those that cuBLAS was given as its workspace.
     workspaces: BTreeSet<u32>,
+    /// Those that Python's garbage collector freed.
+    collected: Vec<u32>,
 }
 
 impl Allocations {
@@ -52,6 +54,8 @@ static CALLBACK: AtomicUsize = AtomicUsize::new(0);
 static KEEP_STACKS: AtomicBool = AtomicBool::new(true);
 
 thread_local! {
+    /// Whether Python's garbage collector runs in this thread.
+    static COLLECTING: Cell<bool> = const { Cell::new(false) };
     static PLACE: Cell<u32> = const { Cell::new(NOWHERE) };
 }
 
@@ -102,6 +106,25 @@ pub unsafe extern "C" fn neap_dry_workspace_allocations(out: *mut u64, room: u64
             unsafe { out.add(i).write(u64::from(*number)) };
         }
         s.allocations.workspaces.len() as u64
+    })
+}
+
+/// Says whether Python's garbage collector runs in this thread from now on.
+#[unsafe(no_mangle)]
+pub extern "C" fn neap_dry_collecting(on: c_int) {
+    COLLECTING.set(on != 0);
+}
+
+/// Copies the numbers of the first `room` allocations that the collector freed to `out`; how many
+/// there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn neap_dry_collected_allocations(out: *mut u64, room: u64) -> u64 {
+    with(|s| {
+        for (i, number) in s.allocations.collected.iter().take(room as usize).enumerate() {
+            // SAFETY: the caller has room for as many.
+            unsafe { out.add(i).write(u64::from(*number)) };
+        }
+        s.allocations.collected.len() as u64
     })
 }
 
@@ -173,7 +196,8 @@ pub extern "C" fn _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(
                 s.allocations.living.insert(start, s.allocations.all.len() as u32);
                 s.allocations.all.push(Allocation { at: start, place, device: index });
             } else {
-                s.allocations.living.remove(&start);
+                let number = s.allocations.living.remove(&start);
+                s.allocations.collected.extend(number.filter(|_| COLLECTING.get()));
             }
         });
     }

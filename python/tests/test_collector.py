@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -107,3 +108,44 @@ def test_as_many_cycles_are_alive_at_each_collection(neap: str, tmp_path: Path) 
 
 def test_asking_for_the_line_makes_no_frame_objects(neap: str, tmp_path: Path) -> None:
     assert int(lines(neap, tmp_path, ALLOCATIONS, "cuda")[0]) <= 4
+
+
+CYCLES = """
+import gc, torch
+class Knot:
+    def __init__(self, held):
+        self.held, self.me = held, self
+STEP
+gc.disable()
+for turn in range(8):
+    if turn == 4:
+        gc.collect()  # What the script asks for is no matter of luck.
+    Knot(torch.empty(40 << 20, dtype=torch.uint8, device="cuda"))
+    END
+"""
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_what_waits_for_the_collector_is_said(neap: str, tmp_path: Path, steps: bool) -> None:
+    made = 'w = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda")); '
+    made += "o = torch.optim.SGD([w], 1.0); w.grad = torch.zeros_like(w)"
+    script = CYCLES.replace("STEP", made if steps else "").replace("END", "o.step()" * steps)
+    (tmp_path / "train.py").write_text(script)
+    command = [neap, "dry", "--device", "a6000", "--", sys.executable, "train.py"]
+    done = subprocess.run(
+        [*command[:2], "--json", *command[2:]], cwd=tmp_path, capture_output=True, text=True
+    )
+    peak = json.loads(done.stdout)["processes"][0]["peak"]
+    model = 8 << 20 if steps else 0
+    turn = 40 << 20
+    line = next(n for n, text in enumerate(script.splitlines()) if text.startswith("    Knot("))
+    assert peak["allocated_bytes"] == model + 4 * turn
+    assert peak["cycles"] == {
+        "bytes": 4 * turn,
+        "lines": [{"line": f"train.py:{line + 1}", "bytes": 4 * turn}],
+        "peak_at_once_bytes": model + turn,
+        "peak_never_bytes": model + 4 * turn,
+    }
+    assert f"note: 160.0 MiB of the peak are in reference cycles made at train.py:{line + 1}" in (
+        done.stderr
+    )

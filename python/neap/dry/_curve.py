@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neap.dry._cycles import of_the_peak
 from neap.dry._lines import text
 from neap.dry._places import OTHER, Place
 from neap.torch._storage import blocks
@@ -126,7 +127,7 @@ class Curve:
             self.ids[device, entry["addr"]] = number
             self.sizes[number] = blocks(entry["size"])
             self.standing[device] = self.standing.get(device, 0) + self.sizes[number]
-            if self.place(number)[1] == BACKWARD:
+            if self._phase(number) == BACKWARD:
                 self._born[number] = self._next_mark
             self._peak(device, number)
             self._event += 1
@@ -148,7 +149,7 @@ class Curve:
             self._next_mark += 1
 
     def _peak(self, device: int, number: int) -> None:
-        phase = self.place(number)[1]
+        phase = self._phase(number)
         reserved = self.reserved.get(device, 0)
         self.phase_reserved[phase] = max(self.phase_reserved.get(phase, 0), reserved)
         best = self.peaks.get(phase)
@@ -156,6 +157,10 @@ class Curve:
             # Copying what stands at every new peak would take quadratic time; it is found again
             # later.
             self.peaks[phase] = (self.standing[device], device, number)
+
+    def _phase(self, number: int) -> str:
+        place = self.records[number][0] if number < len(self.records) else -1
+        return self.memory.places.phase(place)
 
     def place(self, number: int) -> Place:
         """Where an allocation comes from."""
@@ -195,6 +200,7 @@ class Curve:
                 "line": text(line),
                 "categories": self._categories(standing),
                 "blocks": self._largest(standing),
+                "cycles": of_the_peak(self, order, device, standing, self.memory.collected),
             }
         return result
 

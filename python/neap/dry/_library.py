@@ -24,6 +24,8 @@ class Library:
             ("all_allocations", ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_uint64]),
             ("workspace_allocations", ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_uint64]),
             ("answer", None, [ctypes.c_uint64, ctypes.c_uint64]),
+            ("collected_allocations", ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_uint64]),
+            ("collecting", None, [ctypes.c_int]),
             ("take_peak", ctypes.c_uint64, [ctypes.c_int]),
             ("flush", None, []),
         ):
@@ -92,6 +94,17 @@ class Library:
         finally:
             for size in values:
                 self._library.neap_dry_answer(size, 0)
+
+    def collecting(self, on: bool) -> None:
+        """Says whether what this thread frees from now on was found by the garbage collector."""
+        self._library.neap_dry_collecting(int(on))
+
+    def collected_allocations(self) -> list[int]:
+        """The numbers of the allocations that the collector freed, in the order of that."""
+        room = self._library.neap_dry_collected_allocations(None, 0)
+        buffer = (ctypes.c_uint64 * room)()
+        self._library.neap_dry_collected_allocations(buffer, room)
+        return buffer[:]
 
     def take_peak(self, device: int) -> int:
         """The most bytes that a device had given out since the last call."""

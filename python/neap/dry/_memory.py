@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from neap.dry._curve import STEP, Curve, merged
+from neap.dry._cycles import Collections
 from neap.dry._guard import guarded
 from neap.dry._library import NOWHERE, Library
 from neap.dry._lines import user_line
@@ -40,6 +41,11 @@ class Memory:
         self.marks = Marks()
         self.emptied: set[int] = set()
         """Allocations before each call of ``torch.cuda.empty_cache``."""
+        self.collected: set[int] = set()
+        """Allocations that only the garbage collector freed, known at the end."""
+        self.collects = True
+        """Whether the collector may run once more at the end."""
+        self._collections = Collections(library) if library is not None else None
         self.history = False
         """Whether PyTorch keeps one."""
         self._phase = ""
@@ -56,6 +62,8 @@ class Memory:
         if self.library is not None:
             self.library.watch_allocations(guarded(self._place, NOWHERE), snapshot)
         self.history = self._record_history(snapshot)
+        if self._collections is not None:
+            self._collections.start()
         reset = torch._C._cuda_resetPeakMemoryStats
 
         keep = quiet(self.keep_peaks)
@@ -244,6 +252,8 @@ class Memory:
         library = self.library
         records = library.all_allocations() if library is not None else []
         workspaces = library.workspace_allocations() if library is not None else set()
+        if self._collections is not None:  # What this frees is not in the snapshot.
+            self.collected = self._collections.found(self.collects)
         curve = Curve(self, records, workspaces)
         order = list(merged(traces, [device for _, device in records]))
         curve.write_events(order, folder / f"events-{process}.csv.gz")
@@ -259,4 +269,7 @@ class Memory:
                 more = max(0, figures["peak_allocated_bytes"] - peak["allocated_bytes"])
                 peak["allocated_bytes"] += more
                 peak["categories"]["other"] += more
+                if peak["cycles"] is not None:
+                    peak["cycles"]["peak_at_once_bytes"] += more
+                    peak["cycles"]["peak_never_bytes"] += more
         return form

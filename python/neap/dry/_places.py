@@ -24,6 +24,7 @@ class Places:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._texts: list[str] = []
+        self._phases: list[str] = []
         self._steps = array("Q")
         """Allocations before the end of each optimizer step."""
 
@@ -39,6 +40,7 @@ class Places:
         if number is None:
             number = self._numbers[text] = len(self._texts)
             self._texts.append(text)
+            self._phases.append(phase)
         return number
 
     def stepped(self, allocations: int) -> None:
@@ -48,6 +50,14 @@ class Places:
     def step(self, allocation: int) -> int:
         """How many optimizer steps ended before an allocation."""
         return bisect.bisect_right(self._steps, allocation)
+
+    def step_ends(self) -> list[int]:
+        """For each optimizer step the allocations before its end."""
+        return list(self._steps)
+
+    def phase(self, number: int) -> str:
+        """The phase of a place."""
+        return self._phases[number] if 0 <= number < len(self._phases) else OTHER
 
     def place(self, number: int, allocation: int) -> Place:
         """The place of an allocation, by both numbers."""

@@ -161,6 +161,7 @@ class Session:
         leave = os._exit
 
         def leave_with_report(status: int) -> None:
+            self.memory.collects = False  # The script wants no finalizers to run.
             self.report()
             leave(status)
 
@@ -219,7 +220,7 @@ class Session:
             "allocated_only": self.storages.row() if self.storages is not None else None,
         }
         if self._device:
-            for part in (self._devices, self._events, self._snapshot):
+            for part in (self._devices, self._snapshot, self._events):
                 try:
                     form.update(part())
                 except Exception as error:

@@ -18,7 +18,7 @@ from neap.torch._compact import compact
 from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement
 from neap.torch._first import First
-from neap.torch._leftovers import Leftovers
+from neap.torch._leftovers import Leftovers, unmovable
 from neap.torch._lift import Lift
 from neap.torch._loans import leavable
 from neap.torch._meter import Meter
@@ -448,6 +448,9 @@ class Fit:
                 lend=self._lendable(recorder),
             )
             self._keep_within_host(planner)
+            stays = unmovable(recorder, found)
+            if stays is not None and stays not in self._report.notes:
+                self._report.notes.append(stays)
             offer = self._join(planner)
             schedule = self.search.plan(planner)
         except (PlanError, ShareError) as error:

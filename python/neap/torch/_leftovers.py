@@ -12,9 +12,11 @@ import bisect
 import gc
 from collections.abc import Callable, Iterable
 
+from neap.torch._graph import Iteration
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, size
 from neap.torch._storage import Storage, blocks
+from neap.torch._watch import BACKWARD, FORWARD
 
 SMALLEST = 256 << 10
 """Fewer bytes than this are a script's losses and counters."""
@@ -126,6 +128,29 @@ class Leftovers:
         )
         self._report.notes.append(note)
         self._say(f"neap: {note}")
+
+
+def unmovable(recorder: Recorder, found: Iteration) -> str | None:
+    """What stands from forward to backward although autograd saved none of it, in words: selective
+    checkpointing keeps outputs by itself, and so does a script that puts them aside.
+    """
+    kept = [
+        life.storage
+        for life in found.lives.values()
+        if life.born is not None
+        and life.storage.born is not None
+        and not life.storage.saved
+        and life.storage.role == "activation"
+        and found.nodes[life.born].phase == FORWARD
+        and found.nodes[life.last].phase == BACKWARD
+    ]
+    if _bytes(kept) < SMALLEST:
+        return None
+    return (
+        f"{size(_bytes(kept))} stay on the device from forward to backward and can't move, since "
+        "something other than autograd holds them, such as selective checkpointing"
+        + _makers(recorder, kept, 1)
+    )
 
 
 def _uncollected(recorder: Recorder, left: list[Storage]) -> list[Storage]:

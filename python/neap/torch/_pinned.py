@@ -49,7 +49,7 @@ class _Pages(mmap.mmap):
 
 
 def host_memory(size: int, pin: bool) -> torch.Tensor:
-    """So many bytes of the host, pinned where that is asked for.
+    """Memory of the host of this size in bytes, pinned where that is asked for.
 
     Raises:
         RuntimeError: if there is not enough memory to pin.

@@ -128,6 +128,29 @@ pub struct Peak {
     pub line: Option<String>,
     pub categories: BTreeMap<String, u64>,
     pub blocks: Vec<Block>,
+    /// What of it waits for Python's garbage collector.
+    pub cycles: Option<Cycles>,
+}
+
+/// Blocks at the peak that only Python's garbage collector frees.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Cycles {
+    pub bytes: u64,
+    pub lines: Vec<CycleLine>,
+    /// The peak if they went with the optimizer step that they were made before, or at once where
+    /// none follows.
+    pub peak_at_once_bytes: u64,
+    /// The peak if the collector never ran by itself.
+    pub peak_never_bytes: u64,
+}
+
+/// Where blocks in reference cycles were made.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct CycleLine {
+    pub line: String,
+    pub bytes: u64,
 }
 
 /// One block.

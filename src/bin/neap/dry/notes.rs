@@ -188,6 +188,7 @@ fn script(process: &Process) {
             "note: not saved, since values are not real here (--allow-writes saves): {files}"
         ));
     }
+    cycles(process);
     let ooms: u64 = process.devices.iter().map(|d| d.ooms).sum();
     if process.ended_by != "oom" && ooms > 0 {
         let times = times(ooms);
@@ -198,6 +199,27 @@ fn script(process: &Process) {
             "note: names and lines may be missing, since neap's own hook failed: {problem}"
         ));
     }
+}
+
+/// A note on what of the peak only Python's garbage collector frees, where that matters.
+fn cycles(process: &Process) {
+    let Some(peak) = &process.peak else { return };
+    let Some(cycles) = peak.cycles.as_ref().filter(|c| c.bytes >= peak.allocated_bytes / 100)
+    else {
+        return;
+    };
+    let (at_once, never) = (Bytes(cycles.peak_at_once_bytes), Bytes(cycles.peak_never_bytes));
+    let made = match cycles.lines.as_slice() {
+        [] => String::new(),
+        [one] => format!(" made at {}", one.line),
+        [first, rest @ ..] => format!(" made at {} and {} more places", first.line, rest.len()),
+    };
+    note(&format!(
+        "note: {} of the peak are in reference cycles{made}, which only Python's garbage collector \
+         frees: what is allocated peaks between {at_once} (collected at the end of each step, at \
+         once where none follows) and {never} (never collected)",
+        Bytes(cycles.bytes)
+    ));
 }
 
 /// Notes on what the device could not know.
