@@ -10,7 +10,8 @@
 //! generates those at run time.
 //!
 //! Copies of at most [`memory::BACKED`] bytes are real, so that what a script sends to the device
-//! it can read back. Larger copies only cost address space.
+//! it can read back. Larger copies only cost address space. What follows from such bytes by small
+//! operators, `neap.dry` computes on the host and notes here.
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
 
@@ -33,6 +34,7 @@ mod nvml;
 mod occupancy;
 mod properties;
 mod python;
+mod ranges;
 mod read;
 mod reduce;
 mod rnn;

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::config::config;
 use crate::log;
+use crate::ranges::Ranges;
 use crate::sys;
 
-/// Copies of at most this many bytes are real.
+/// Copies from the host of at most this many bytes are real; so is every copy of what is known.
 pub const BACKED: u64 = 1 << 20;
 /// Device memory goes out in pages of this size.
 pub const PAGE: u64 = 2 << 20;
@@ -43,8 +44,20 @@ pub struct Memory {
     highest: Vec<u64>,
     /// Pinned host memory: address to bytes, and whether it is ours to unmap.
     pinned: BTreeMap<u64, (u64, bool)>,
-    /// What was copied to the device: start to end, disjoint. All other device bytes are 0.
-    copied: BTreeMap<u64, u64>,
+    /// Device bytes with the content that a GPU's would have. All others are 0.
+    known: Ranges,
+    /// Those of them that follow from an answer of neap's own: a GPU's may differ.
+    assumed: Ranges,
+}
+
+/// What is known of a stretch of device memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A part of it, or all, is not known.
+    Unknown = 0,
+    Known = 1,
+    /// It follows from an answer of neap's own.
+    Assumed = 2,
 }
 
 impl Memory {
@@ -57,7 +70,8 @@ impl Memory {
             peaks: vec![0; devices],
             highest: vec![0; devices],
             pinned: BTreeMap::new(),
-            copied: BTreeMap::new(),
+            known: Ranges::default(),
+            assumed: Ranges::default(),
         }
     }
 
@@ -203,48 +217,63 @@ impl Memory {
             || self.block_of(at).is_some_and(|(s, block)| at + bytes <= s + block.mapped)
     }
 
-    /// Whether all, some or none of a stretch was copied to the device.
-    pub fn copied(&self, start: u64, end: u64) -> bool {
-        let mut at = start;
-        if let Some((_, &e)) = self.copied.range(..=start).next_back() {
-            at = at.max(e.min(end));
+    /// What is known of a stretch.
+    pub fn content(&self, start: u64, end: u64) -> Content {
+        if !self.known.holds(start, end) {
+            Content::Unknown
+        } else if self.assumed.parts(start, end).is_empty() {
+            Content::Known
+        } else {
+            Content::Assumed
         }
-        for (&s, &e) in self.copied.range(start..end) {
-            if s > at {
-                return false;
-            }
-            at = at.max(e);
-        }
-        at >= end
     }
 
-    /// The parts of a stretch that hold copied bytes.
-    pub fn copied_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let parts = self.touching(start, end).into_iter();
-        parts.map(|(s, e)| (s.max(start), e.min(end))).collect()
+    /// The parts of a stretch whose bytes are known.
+    pub fn known_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        self.known.parts(start, end)
     }
 
-    /// Notes that real bytes lie in a stretch.
-    pub fn note_copied(&mut self, mut start: u64, mut end: u64) {
-        for (s, e) in self.touching(start, end) {
-            self.copied.remove(&s);
-            start = start.min(s);
-            end = end.max(e);
-        }
-        self.copied.insert(start, end);
+    /// Notes that a stretch holds what a GPU's would hold.
+    pub fn note(&mut self, start: u64, end: u64) {
+        self.known.add(start, end);
+        self.assumed.remove(start, end);
     }
 
-    /// Makes a stretch 0 again, and whatever copy reaches into it.
+    /// Notes that a stretch holds an answer of neap's own.
+    pub fn note_assumed(&mut self, start: u64, end: u64) {
+        self.known.add(start, end);
+        self.assumed.add(start, end);
+    }
+
+    /// Makes a stretch unknown, and 0.
     pub fn forget(&mut self, start: u64, end: u64) {
-        for (s, e) in self.touching(start, end) {
-            self.copied.remove(&s);
+        for (s, e) in self.known.remove(start, end) {
             sys::zero_lazily(s, e - s);
         }
+        self.assumed.remove(start, end);
     }
 
-    fn touching(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let before = self.copied.range(..start).next_back().filter(|&(_, &e)| e > start);
-        before.into_iter().chain(self.copied.range(start..end)).map(|(&s, &e)| (s, e)).collect()
+    /// Makes of one stretch what is known of another one of the same length.
+    pub fn carry(&mut self, from: u64, to: u64, bytes: u64) {
+        let there = |at: u64| to + (at - from);
+        let assumed = self.assumed.parts(from, from + bytes);
+        let content = |(start, end): (u64, u64)| {
+            // SAFETY: inside a block of ours, which is mapped.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(start as *const u8, (end - start) as usize)
+            };
+            (there(start), bytes.to_vec())
+        };
+        let known: Vec<_> = self.known.parts(from, from + bytes).into_iter().map(content).collect();
+        self.forget(to, to + bytes);
+        for (at, bytes) in known {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy(bytes.as_ptr(), at as *mut u8, bytes.len()) };
+            self.note(at, at + bytes.len() as u64);
+        }
+        for (start, end) in assumed {
+            self.assumed.add(there(start), there(end));
+        }
     }
 }
 

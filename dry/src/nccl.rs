@@ -321,7 +321,7 @@ fn result(at: usize, bytes: &[u8]) {
         if bytes.iter().any(|b| *b != 0) {
             // SAFETY: the caller's buffer on the device, which is mapped.
             unsafe { std::ptr::copy(bytes.as_ptr(), at as *mut u8, bytes.len()) };
-            s.memory.note_copied(start, end);
+            s.memory.note(start, end);
         }
     });
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::config::config;
 use crate::device::current;
 use crate::launch::tick;
-use crate::memory::BACKED;
+use crate::memory::{BACKED, Content};
 use crate::read;
 use crate::state::with;
 use crate::sys::{self, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, put};
@@ -121,58 +121,41 @@ pub fn copy(to: u64, from: u64, bytes: u64) -> Status {
         return SUCCESS;
     }
     tick();
-    let (to_device, from_device, exact, computed) = with(|s| {
-        let m = &s.memory;
-        let from_device = m.block_of(from).is_some();
-        let exact = from_device && m.copied(from, from + bytes);
-        let computed = from_device && !exact && m.copied_parts(from, from + bytes).is_empty();
-        (m.block_of(to).is_some(), from_device, exact, computed)
-    });
-    let small = bytes <= BACKED;
-    if computed
-        && !to_device
-        && let Some(answer) = read::answer(bytes)
-    {
-        // SAFETY: the caller answers for its host address; ours are mapped.
-        unsafe { raw(to, answer.as_ptr() as u64, bytes) };
-        return SUCCESS;
-    }
+    let (to_device, from_device) =
+        with(|s| (s.memory.block_of(to).is_some(), s.memory.block_of(from).is_some()));
     match (from_device, to_device) {
         (false, false) => unsafe { raw(to, from, bytes) },
-        (false, true) if small => {
+        (false, true) if bytes <= BACKED => {
             unsafe { raw(to, from, bytes) };
-            with(|s| s.memory.note_copied(to, to + bytes));
+            with(|s| s.memory.note(to, to + bytes));
         }
-        (true, true) if small => with(|s| {
-            let parts = s.memory.copied_parts(from, from + bytes);
-            // SAFETY: both stretches lie in blocks of ours, which are mapped.
-            let content = unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) };
-            let content = content.to_vec();
-            s.memory.forget(to, to + bytes);
-            if !parts.is_empty() {
-                // SAFETY: as above; `content` is a copy.
-                unsafe { std::ptr::copy(content.as_ptr(), to as *mut u8, bytes as usize) };
-            }
-            for (start, end) in parts {
-                s.memory.note_copied(to + (start - from), to + (end - from));
-            }
-        }),
-        (_, true) => with(|s| s.memory.forget(to, to + bytes)),
-        (true, false) if small && !computed => {
-            unsafe { raw(to, from, bytes) };
-            read::tell(exact, from, bytes);
-        }
-        (true, false) => {
-            if with(|s| s.memory.is_ours(to, bytes)) {
-                sys::zero_lazily(to, bytes);
-            } else {
-                // SAFETY: host memory that the caller answers for.
-                unsafe { std::ptr::write_bytes(to as *mut u8, 0, bytes as usize) };
-            }
-            read::tell(false, from, bytes);
-        }
+        (false, true) => with(|s| s.memory.forget(to, to + bytes)),
+        (true, true) => with(|s| s.memory.carry(from, to, bytes)),
+        (true, false) => to_host(to, from, bytes),
     }
     SUCCESS
+}
+
+/// Copies from the device, and tells of the read.
+fn to_host(to: u64, from: u64, bytes: u64) {
+    let (content, nothing) = with(|s| {
+        let known = s.memory.known_parts(from, from + bytes);
+        (s.memory.content(from, from + bytes), known.is_empty())
+    });
+    if nothing && let Some(answer) = read::answer(bytes) {
+        // SAFETY: the caller answers for its host address; ours are mapped.
+        unsafe { raw(to, answer.as_ptr() as u64, bytes) };
+        return;
+    }
+    if content != Content::Unknown || bytes <= BACKED && !nothing {
+        unsafe { raw(to, from, bytes) };
+    } else if with(|s| s.memory.is_ours(to, bytes)) {
+        sys::zero_lazily(to, bytes);
+    } else {
+        // SAFETY: host memory that the caller answers for.
+        unsafe { std::ptr::write_bytes(to as *mut u8, 0, bytes as usize) };
+    }
+    read::tell(content, from, bytes);
 }
 
 /// The fewest bytes for which it pays to ask whether they are zeros that nothing has touched.
@@ -271,7 +254,8 @@ pub extern "C" fn cudaMemcpy2DAsync(
     cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind)
 }
 
-/// Fills device memory. Bytes other than 0 count as copied there.
+/// Fills device memory. PyTorch clears with this what a kernel is to add to: that is not known, and
+/// 0 like all that isn't.
 pub fn fill(at: u64, byte: u8, bytes: u64) -> Status {
     tick();
     with(|s| {
@@ -281,14 +265,10 @@ pub fn fill(at: u64, byte: u8, bytes: u64) -> Status {
             return;
         }
         s.memory.forget(at, at + bytes);
-        if bytes <= BACKED && bytes > 0 {
-            if byte == 0 {
-                sys::zero_lazily(at, bytes);
-            } else {
-                // SAFETY: inside one of our blocks.
-                unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
-            }
-            s.memory.note_copied(at, at + bytes);
+        if bytes <= BACKED && byte != 0 {
+            // SAFETY: inside one of our blocks.
+            unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
+            s.memory.note(at, at + bytes);
         }
     });
     SUCCESS
@@ -334,6 +314,29 @@ pub unsafe extern "C" fn cudaPointerGetAttributes(
     });
     unsafe { put(out, answer) };
     SUCCESS
+}
+
+/// What is known of a stretch of device memory, as [`Content`]'s numbers, where someone noted what
+/// is in the allocation that it lies in.
+#[unsafe(no_mangle)]
+pub extern "C" fn neap_dry_content(allocation: u64, at: u64, bytes: u64) -> c_int {
+    with(|s| match s.allocations.is_noted(allocation) {
+        true => s.memory.content(at, at + bytes) as c_int,
+        false => Content::Unknown as c_int,
+    })
+}
+
+/// Notes what a caller put into device memory: [`Content`]'s numbers. Unknown makes it 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn neap_dry_set_content(allocation: u64, at: u64, bytes: u64, content: c_int) {
+    with(|s| {
+        match content {
+            1 => s.memory.note(at, at + bytes),
+            2 => s.memory.note_assumed(at, at + bytes),
+            _ => return s.memory.forget(at, at + bytes),
+        }
+        s.allocations.note(allocation);
+    });
 }
 
 /// Bytes that a device has given out.

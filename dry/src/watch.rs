@@ -6,7 +6,7 @@
 //! is never taken under the allocator's, so two threads can't wait for each other.
 
 use std::cell::Cell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,11 +38,21 @@ pub struct Allocations {
     workspaces: BTreeSet<u32>,
     /// Those that Python's garbage collector freed.
     collected: Vec<u32>,
+    /// Addresses of those whose content someone noted.
+    noted: HashSet<u64>,
 }
 
 impl Allocations {
     fn note_workspace(&mut self, at: u64) {
         self.workspaces.extend(self.living.get(&at));
+    }
+
+    pub fn note(&mut self, at: u64) {
+        self.noted.insert(at);
+    }
+
+    pub fn is_noted(&self, at: u64) -> bool {
+        self.noted.contains(&at)
     }
 }
 
@@ -193,6 +203,7 @@ pub extern "C" fn _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(
             let start = at as u64;
             if bytes > 0 {
                 s.memory.forget(start, start + bytes as u64);
+                s.allocations.noted.remove(&start);
                 s.allocations.living.insert(start, s.allocations.all.len() as u32);
                 s.allocations.all.push(Allocation { at: start, place, device: index });
             } else {

@@ -7,38 +7,48 @@ that generates text would go on for ever.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from neap.dry import _values
+from neap.dry._known import ASSUMED, content, plain
+
 _library: Any = None
 
 
 def start() -> None:
-    """On CUDA, ``all()`` of a whole tensor and ``isfinite`` of one number are true."""
+    """On CUDA, ``all()`` of a whole tensor and ``isfinite`` of one number are true where the values
+    are not known.
+    """
     from neap.dry._data_dependent import implement
 
     global _library
     _library = torch.library.Library("aten", "IMPL")
-    implement(_library, "all", _all)
+    _values.stand_before("all", partial(_all, torch.ops.aten.all.default))
+    # It consists of other operators, which follow values by themselves.
     implement(_library, "isfinite", _isfinite)
 
 
-def _true(answer: torch.Tensor) -> torch.Tensor:
-    if answer.numel() == 1 and not torch.cuda.is_current_stream_capturing():
-        answer.copy_(torch.ones((), dtype=answer.dtype))
-    return answer
-
-
-def _all(self: torch.Tensor) -> torch.Tensor:
-    kind = torch.uint8 if self.dtype is torch.uint8 else torch.bool
-    answer = torch.empty((), dtype=kind, device=self.device)
-    return _true(torch.ops.aten.all.all_out(self, out=answer))
+def _all(call: Any, keys: Any, self: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _values.real(call, keys, self)
+    if plain(self) and plain(result):
+        _values.settle(call, "all", result, (self,), {})
+        _assumed(result)
+    return result
 
 
 def _isfinite(self: torch.Tensor) -> torch.Tensor:
-    return _true(torch.ops.aten.isfinite.default.decompose(self))
+    return _assumed(torch.ops.aten.isfinite.default.decompose(self))
+
+
+def _assumed(answer: torch.Tensor) -> torch.Tensor:
+    """The answer, true where it is not known."""
+    if plain(answer) and answer.numel() == 1 and not content(answer):
+        _values.put(answer, torch.ones((), dtype=answer.dtype, device="cpu"), ASSUMED)
+    return answer
 
 
 def generation(module: ModuleType) -> None:

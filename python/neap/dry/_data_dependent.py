@@ -11,35 +11,34 @@ from typing import Any
 
 import torch
 
+from neap.dry import _known, _triton, _values
+from neap.dry._followed import DEPENDENT
+from neap.dry._known import UNKNOWN, plain
+from neap.dry._library import NO_ANSWER
 from neap.dry._lines import Line, user_line
+from neap.dry._reads import made_up
 
 _counts: dict[tuple[str, Line | None], int] = {}
-_library: Any = None
 _most = True
 
 
 def override(treatment: str) -> None:
-    """Overrides them on CUDA: with ``max`` every element counts, with ``zero`` none does.
+    """Has their kernels find the right count where values are known; elsewhere with ``max`` every
+    element counts, with ``zero`` none does.
 
-    With ``max`` a forecast is an upper bound; every use is listed in the report.
+    With ``max`` a forecast is an upper bound; every such use is listed in the report.
     """
-    global _library, _most
+    global _most
     _most = treatment != "zero"
-    _library = torch.library.Library("aten", "IMPL")
-    for name, function in {
-        "nonzero": _nonzero,
-        "masked_select": _masked_select,
-        "_unique": _unique1,
-        "_unique2": _unique2,
-        "unique_dim": _unique_dim,
-        "unique_consecutive": _unique_consecutive,
-        "unique_dim_consecutive": _unique_dim_consecutive,
-        "repeat_interleave.Tensor": _repeat_interleave,
-    }.items():
-        implement(_library, name, function)
-    plain = torch.ctc_loss
+    if _known.start():
+        _values.start()
+        _triton.start()
+        for name in DEPENDENT:
+            call = getattr(torch.ops.aten, name).default
+            _values.stand_before(name, partial(_sized, call, name))
+    original = torch.ctc_loss
     # `torch.compile` asks functions of PyTorch's for their names.
-    torch.ctc_loss = update_wrapper(partial(_ctc_loss, plain), plain)  # type: ignore[assignment]
+    torch.ctc_loss = update_wrapper(partial(_ctc_loss, original), original)  # type: ignore[assignment]
 
 
 def implement(library: Any, name: str, function: Any) -> None:
@@ -69,106 +68,64 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _count(name: str, most: int) -> int:
-    key = name, user_line(3)
+    line = user_line(2)
+    key = name, line
     _counts[key] = _counts.get(key, 0) + 1
+    made_up(f"aten::{name}", line)
     return most if _most else 0
 
 
-def _indices(like: torch.Tensor, *shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.int64, device=like.device)
-
-
-def _nonzero(self: torch.Tensor) -> torch.Tensor:
-    rows = _count("nonzero", self.numel())
-    # PyTorch's own result has this layout too.
-    return _indices(self, self.dim(), rows).t()
-
-
-def _masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    shape = torch.broadcast_shapes(self.shape, mask.shape)
-    count = 1
-    for extent in shape:
-        count *= extent
-    return self.new_zeros(_count("masked_select", count))
-
-
-def _unique(
-    name: str, self: torch.Tensor, inverse: bool, counts: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    most = _count(name, self.numel())
-    return (
-        self.new_zeros(most),
-        _indices(self, *self.shape) if inverse else _indices(self, 0),
-        _indices(self, most) if counts else _indices(self, 0),
-    )
-
-
-def _unique1(
-    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _unique("_unique", self, return_inverse, False)[:2]
-
-
-def _unique2(
-    self: torch.Tensor,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _unique("_unique2", self, return_inverse or return_counts, return_counts)
-
-
-def _unique_consecutive(
-    self: torch.Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if dim is not None:
-        return _along("unique_consecutive", self, dim, return_inverse, return_counts)
-    return _unique("unique_consecutive", self, return_inverse, return_counts)
-
-
-def _along(
-    name: str, self: torch.Tensor, dim: int, inverse: bool, counts: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    most = _count(name, self.shape[dim])
-    shape = list(self.shape)
-    shape[dim] = most
-    return (
-        self.new_zeros(shape),
-        _indices(self, self.shape[dim]) if inverse else _indices(self, 0),
-        _indices(self, most) if counts else _indices(self, 0),
-    )
-
-
-def _unique_dim(
-    self: torch.Tensor,
-    dim: int,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _along("unique_dim", self, dim, return_inverse, return_counts)
-
-
-def _unique_dim_consecutive(
-    self: torch.Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _along("unique_dim_consecutive", self, dim, return_inverse, return_counts)
-
-
-def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
-    # What the script copied to the device can be read back; what was computed there is 0.
-    if repeats.numel() == 0:
-        return torch.empty_like(repeats)
-    sums = repeats.contiguous().cumsum(0)
-    if output_size is None:
-        (repeats >= 0).all()
-        output_size = int(repeats.cpu().sum())
-    result = repeats.new_empty(output_size)
-    del sums
+def _sized(call: Any, name: str, keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the real operator, which reads from the device how many elements there are."""
+    if not plain(self):
+        return _values.real(call, keys, self, *args, **kwargs)
+    state = _values.known((self,))
+    values: Any = None
+    along = _along(call, args, kwargs)
+    if state:
+        try:
+            values = _values.on_the_host(call, self, *args, **kwargs)
+        except Exception:
+            state = UNKNOWN  # The real operator says what is wrong.
+    if state:
+        rows = _first(values).shape[along or 0]
+    else:
+        rows = _count(name, self.numel() if along is None else self.shape[along])
+    _known.answer_counts(rows)
+    try:
+        result = _values.real(call, keys, self, *args, **kwargs)
+    finally:
+        _known.answer_counts(NO_ANSWER)
+    if _first(result).shape[along or 0] != rows:
+        result = _made(call, self, rows, along, result)
+    if state:
+        _values.beside(_values.put, result, values, state)
     return result
+
+
+def _first(result: Any) -> torch.Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _along(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """The dimension along which ``unique`` looks; nothing where it takes all elements."""
+    names = [argument.name for argument in call._schema.arguments[1:]]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}.get("dim")
+    return given
+
+
+def _made(call: Any, self: torch.Tensor, rows: int, along: int | None, result: Any) -> Any:
+    """A result of so many rows where the real operator read none."""
+    if not isinstance(result, tuple):
+        # PyTorch's own result has this layout too.
+        return result.new_zeros((self.dim(), rows)).t()
+    shape = [rows]
+    if along is not None:
+        shape = list(self.shape)
+        shape[along] = rows
+    # Whether counts were asked for shows in what there is of them.
+    counts = [p.new_zeros(rows) if p is not None and p.numel() else p for p in result[2:]]
+    return self.new_zeros(shape), result[1], *counts
 
 
 def _ctc_loss(

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+NO_ANSWER = 0xFFFFFFFFFFFFFFFF
+"""Ends an answer to reads of one size."""
 NOWHERE = 0xFFFFFFFF
 """The place of an allocation of which Python was not asked."""
 
@@ -93,7 +95,7 @@ class Library:
             yield
         finally:
             for size in values:
-                self._library.neap_dry_answer(size, 0)
+                self._library.neap_dry_answer(size, NO_ANSWER)
 
     def collecting(self, on: bool) -> None:
         """Says whether what this thread frees from now on was found by the garbage collector."""

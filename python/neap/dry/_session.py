@@ -20,7 +20,7 @@ from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
 from neap.dry._lines import _kind
 from neap.dry._memory import Memory
-from neap.dry._reads import Reads
+from neap.dry._reads import Reads, last_made_up
 from neap.dry._scratch import Scratch
 from neap.dry._settings import Settings, settings
 from neap.torch import _form, _graph
@@ -108,8 +108,8 @@ class Session:
         self.memory.start(self.asked.snapshot is not None)
         self.reads.start()
         guarded(_counters.start)(self.watch.enter_module)
+        guarded(_data_dependent.override)(self.asked.data_dependent)
         guarded(_answers.start)()
-        _data_dependent.override(self.asked.data_dependent)
 
     # -- steps
 
@@ -210,6 +210,7 @@ class Session:
             "cuda": torch.version.cuda,
             "ended_by": self.ended_by,
             "exception": self.exception,
+            "last_made_up": last_made_up(),
             "steps": min(self.steps, self.asked.steps or self.steps),
             "devices": [],
             "reads": self.reads.rows(),

@@ -26,6 +26,7 @@ pub struct Process {
     pub peak: Option<Peak>,
     pub categories_at_phase: Vec<PhaseCategories>,
     pub reads: Vec<Read>,
+    pub last_made_up: Option<MadeUp>,
     pub data_dependent: Vec<DataDependent>,
     /// DDP's first buckets, which PyTorch 2.8 and later may free later than here.
     pub late_bucket_bytes: Bytes,
@@ -82,6 +83,16 @@ pub struct Exception {
     #[serde(rename = "type")]
     pub kind: String,
     pub message: String,
+    pub file: Option<String>,
+    pub line: Option<u64>,
+}
+
+/// A value that the script got and that a GPU's may differ from.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct MadeUp {
+    /// The operator that made it, where that is known.
+    pub op: Option<String>,
     pub file: Option<String>,
     pub line: Option<u64>,
 }

@@ -6,7 +6,7 @@ use neap::device::builtin;
 use neap::units::Bytes;
 
 use super::Flags;
-use super::found::{DeviceLog, Exception, Found, Process, Unserved};
+use super::found::{DeviceLog, Exception, Found, Process, Read, Unserved};
 use super::linux::Ending;
 use super::report::{Outcome, Run};
 use crate::output::note;
@@ -17,7 +17,7 @@ const LINES: usize = 12;
 /// Why a script that did not run to its end gets no verdict.
 const UNKNOWN: &str = "What it takes from there on is not known, so there is no verdict";
 
-/// How far the figures hold, given that every value on the device is 0.
+/// How far the figures hold, given that what kernels compute of unknown values is 0.
 pub struct Certainty {
     word: &'static str,
     /// Lines of the script read results, and might decide by them what runs.
@@ -49,7 +49,7 @@ impl Certainty {
         };
         Self {
             word,
-            reads: process.reads.iter().any(|r| r.kind == "computed"),
+            reads: process.reads.iter().any(is_made_up),
             without_workspaces: unknown_workspaces(flags, &log) > 0,
             late: process.late_bucket_bytes,
             unseen: log.foreign.len(),
@@ -129,7 +129,7 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
         }
         Outcome::Failed => {
             let why = why(process, ending);
-            let zero = zero(process);
+            let made_up = made_up(process);
             if process.exception.as_ref().is_some_and(|e| e.message.contains("C compiler")) {
                 let place = process.exception.as_ref().map_or(String::new(), place);
                 note(&format!(
@@ -138,12 +138,12 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
                 ));
                 return;
             }
-            note(&format!("error: the script failed by itself: {why}{zero}. {UNKNOWN}"));
+            note(&format!("error: the script failed by itself: {why}{made_up}. {UNKNOWN}"));
         }
         Outcome::Stopped => {
             let place = process.exception.as_ref().map_or(String::new(), place);
-            let zero = zero(process);
-            note(&format!("error: interrupted{place} before the script ended{zero}. {UNKNOWN}"));
+            let made_up = made_up(process);
+            note(&format!("error: interrupted{place} before the script ended{made_up}. {UNKNOWN}"));
         }
     }
 }
@@ -158,19 +158,35 @@ pub fn why(process: &Process, ending: Ending) -> String {
     }
 }
 
-/// What to know of a script that failed, or waited for a result without end.
-fn zero(process: &Process) -> &'static str {
-    let reads = process.reads.iter().any(|r| r.kind == "computed");
-    if reads { "; what it reads from the device is 0 here" } else { "" }
+/// Whether a line of the script got a value that a GPU's may differ from.
+fn is_made_up(read: &Read) -> bool {
+    matches!(read.kind.as_str(), "computed" | "assumed")
+}
+
+/// What to know of a script that failed, or waited for a result without end: the last value that
+/// was made up.
+fn made_up(process: &Process) -> String {
+    let Some(last) = &process.last_made_up else { return String::new() };
+    let place = line(last.file.as_deref(), last.line);
+    match &last.op {
+        Some(op) => format!("; the last value made up here is that of {op}, at {place}"),
+        None => format!("; the last value made up here was read at {place}"),
+    }
 }
 
 /// Notes on the script's own lines.
 fn script(process: &Process) {
-    let reads: Vec<_> = process.reads.iter().filter(|r| r.kind == "computed").collect();
+    let reads: Vec<_> = process.reads.iter().filter(|r| is_made_up(r)).collect();
     for read in reads.iter().take(LINES) {
-        let times = times(read.count);
-        let place = line(read.file.as_deref(), read.line);
-        note(&format!("note: {place} reads a result of the device {times}: it reads 0 here"));
+        let (times, place) = (times(read.count), line(read.file.as_deref(), read.line));
+        if read.kind == "assumed" {
+            note(&format!(
+                "note: {place} asks {times} whether all is true, or finite, of what the device \
+                 computed: the answer is yes here"
+            ));
+        } else {
+            note(&format!("note: {place} reads a result of the device {times}: it reads 0 here"));
+        }
     }
     more(reads.len(), "lines that read a result");
     for call in process.data_dependent.iter().take(LINES) {

@@ -348,6 +348,7 @@ fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Ver
             json!({
                 "pid": p.pid, "rank": p.rank, "torch": p.torch, "ended_by": p.ended_by, "exception": p.exception,
                 "steps": p.steps, "devices": p.devices, "phases": p.phases, "peak": p.peak, "reads": p.reads,
+                "last_made_up": p.last_made_up,
                 "data_dependent": p.data_dependent, "late_bucket_bytes": p.late_bucket_bytes,
                 "redirected_writes": p.redirected_writes, "recorded": p.recorded,
                 "problems": p.problems, "allocator": p.allocator, "history": p.history,
