@@ -259,9 +259,8 @@ impl Memory {
         let assumed = self.assumed.parts(from, from + bytes);
         let content = |(start, end): (u64, u64)| {
             // SAFETY: inside a block of ours, which is mapped.
-            let bytes = unsafe {
-                std::slice::from_raw_parts(start as *const u8, (end - start) as usize)
-            };
+            let bytes =
+                unsafe { std::slice::from_raw_parts(start as *const u8, (end - start) as usize) };
             (there(start), bytes.to_vec())
         };
         let known: Vec<_> = self.known.parts(from, from + bytes).into_iter().map(content).collect();
