@@ -31,8 +31,8 @@ thread_local! {
 }
 
 /// What this thread reads of computed bytes from now on where it reads `bytes` at once: 1, 2, 4, 8
-/// or 16; the highest number ends that. An operator of PyTorch's that looks at a result before it goes on takes 0
-/// for a failure.
+/// or 16; the highest number ends that. An operator of PyTorch's that looks at a result before it
+/// goes on takes 0 for a failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn neap_dry_answer(bytes: u64, value: u64) {
     let mut all = ANSWERS.get();

@@ -115,7 +115,11 @@ print(">", linear.weight.grad.tolist())
 """
     printed, form = dry(neap, script, tmp_path)
     said = printed.splitlines()
-    assert said[:3] == ["8 [1, 1, 1, 1] [1.0, 1.0]", "[1, 1, 1]", f"{[0] * 4} {[0.0] * 2} {[0] * 4}"]
+    assert said[:3] == [
+        "8 [1, 1, 1, 1] [1.0, 1.0]",
+        "[1, 1, 1]",
+        f"{[0] * 4} {[0.0] * 2} {[0] * 4}",
+    ]
     assert said[3] == "True"
     reads = {read["line"]: read["kind"] for read in form["processes"][0]["reads"]}
     kinds = [reads[line] for line in (5, 8, 10, 12, 15)]

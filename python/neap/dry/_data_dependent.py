@@ -104,7 +104,8 @@ def _sized(call: Any, name: str, keys: Any, self: Any, *args: Any, **kwargs: Any
 
 
 def _first(result: Any) -> torch.Tensor:
-    return result[0] if isinstance(result, tuple) else result
+    first: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return first
 
 
 def _along(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

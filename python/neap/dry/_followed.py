@@ -11,58 +11,56 @@ from typing import Any, NamedTuple
 
 import torch
 
-_COMPARED = "eq ne lt le gt ge isin isnan isposinf isneginf signbit"
-_LOGICAL = """
+
+def _names(*texts: str) -> frozenset[str]:
+    return frozenset(" ".join(texts).split())
+
+
+_ELEMENTWISE = _names(
+    """eq ne lt le gt ge isnan isposinf isneginf signbit where
     logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not
     bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ __ilshift__
-    __irshift__ isin where
-"""
-_ARITHMETIC = """
-    add sub rsub mul div floor_divide remainder fmod neg abs sign sgn minimum maximum fmin fmax clamp
-    clamp_min clamp_max pow floor ceil round trunc frac sqrt log2 gcd lcm heaviside
-"""
+    __irshift__
+    add sub rsub mul div floor_divide remainder fmod neg abs sign sgn minimum maximum fmin fmax
+    clamp clamp_min clamp_max pow floor ceil round trunc frac sqrt log2 gcd lcm heaviside"""
+)
 _REDUCED = """
     any sum prod mean max min amax amin aminmax argmax argmin count_nonzero nansum median mode
-    kthvalue cumsum cumprod cummax cummin _cummax_helper _cummin_helper trace all
+    kthvalue cumsum cumprod cummax cummin _cummax_helper _cummin_helper trace
 """
 _MOVED = """
-    index index_select gather take index_put index_put_ _index_put_impl_ index_add index_copy
+    isin index index_select gather take index_put index_put_ _index_put_impl_ index_add index_copy
     index_fill index_reduce scatter scatter_add scatter_reduce masked_fill masked_select
-    masked_scatter put cat stack repeat repeat_interleave flip roll rot90 tril triu sort argsort topk
-    searchsorted bucketize bincount histc _unsafe_index _unsafe_index_put _unsafe_masked_index
-    constant_pad_nd clone copy_ fill fill_ zero zero_ nonzero_static
+    masked_scatter put cat stack repeat repeat_interleave flip roll rot90 tril triu sort argsort
+    topk searchsorted bucketize bincount histc _unsafe_index _unsafe_index_put
+    _unsafe_masked_index constant_pad_nd nonzero_static
 """
 _MADE = "arange range eye linspace logspace full"
+_WHOLE = _names("copy_ fill_ zero_")
+FOLLOWED = _ELEMENTWISE | _WHOLE | _names(_REDUCED, _MOVED, _MADE)
 
-_ELEMENTWISE = frozenset(" ".join((_COMPARED, _LOGICAL, _ARITHMETIC)).split())
-FOLLOWED = frozenset(" ".join((_COMPARED, _LOGICAL, _ARITHMETIC, _REDUCED, _MOVED, _MADE)).split())
-
-NUMBERED = frozenset(
+NUMBERED = _names(
     """add sub mul div true_divide floor_divide remainder fmod rsub pow where minimum maximum
-    bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge""".split()
+    bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge"""
 )
 """Operators that may get a number for their first tensor."""
 
-WRITTEN = frozenset(("copy_", "fill_", "zero_"))
-
-_APART = frozenset(
+_APART = _names(
     """squeeze_ unsqueeze_ transpose_ t_ as_strided_ swapaxes_ swapdims_ detach_ resize_ resize_as_
     set_ record_stream requires_grad_ rename_ retain_grad sparse_resize_ sparse_resize_and_clear_
-    _coalesced_ copy_sparse_to_sparse_ resize_as_sparse_ _resize_output_ relu_ all""".split()
+    _coalesced_ copy_sparse_to_sparse_ resize_as_sparse_ _resize_output_ relu_ all"""
 )
 """Operators that change a tensor's form and none of its values; ``relu_``, which calls another one
 that is followed; and ``all``, which has an answer of its own."""
 
-_SCALARS_ON_DEVICE = frozenset(("pow.Tensor_Tensor", "pow.Tensor_Tensor_out"))
+_SCALARS_ON_DEVICE = _names("pow.Tensor_Tensor pow.Tensor_Tensor_out")
 """Overloads that PyTorch itself gives a number on the device, which no Python code can be given."""
 
-DEPENDENT = frozenset(
-    "nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive".split()
-)
+DEPENDENT = _names("nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive")
 """Operators whose result's size depends on values."""
 
-CLEARING = frozenset(
-    "nll_loss2d_forward linalg_lu_factor_ex linalg_ldl_factor_ex _linalg_det _linalg_slogdet".split()
+CLEARING = _names(
+    "nll_loss2d_forward linalg_lu_factor_ex linalg_ldl_factor_ex _linalg_det _linalg_slogdet"
 )
 """Operators that fill their result by another operator before their kernel writes to it."""
 
@@ -97,28 +95,27 @@ def operators() -> tuple[list[Operator], list[Operator], list[Operator]]:
     plain: list[Operator] = []
     in_place: list[Operator] = []
     with_out: list[Operator] = []
-    for name in torch._C._dispatch_get_all_op_names():
-        base, _, overload = name.removeprefix("aten::").partition(".")
-        if not name.startswith("aten::") or base in _APART | DEPENDENT:
+    for full in torch._C._dispatch_get_all_op_names():
+        name = full.removeprefix("aten::")
+        base, _, overload = name.partition(".")
+        if name == full or base in _APART | DEPENDENT or name in _SCALARS_ON_DEVICE:
             continue
-        if name.removeprefix("aten::") in _SCALARS_ON_DEVICE:
-            continue
-        if not _has(name, "CUDA") and base != "copy_" or _has(name, "BackendSelect"):
+        on_device = _has(full, "CUDA") or base == "copy_"
+        if not on_device or _has(full, "BackendSelect"):
             continue
         call = getattr(getattr(torch.ops.aten, base), overload or "default")
         written = [a for a in call._schema.arguments if a.alias_info and a.alias_info.is_write]
-        computed = base in FOLLOWED or base.rstrip("_") in FOLLOWED
         found = Operator(
-            name.removeprefix("aten::"),
+            name,
             call,
             _numbers(call, 0 if base in NUMBERED else 1),
-            computed,
+            base in FOLLOWED or base.rstrip("_") in FOLLOWED,
             tuple(argument.name for argument in written),
-            base in WRITTEN,
-            base in WRITTEN or base.rstrip("_") in _ELEMENTWISE,
+            base in _WHOLE,
+            base in _WHOLE or base.rstrip("_") in _ELEMENTWISE,
         )
         if not written:
-            if computed or base in CLEARING:
+            if found.computed or base in CLEARING:
                 plain.append(found)
         elif any(argument.kwarg_only for argument in written):
             with_out.append(found)

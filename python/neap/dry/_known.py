@@ -1,7 +1,7 @@
 """Which tensors of the device hold what a GPU's would: the values are in the device's own memory.
 
-The device library knows which bytes are known, and forgets them with their block. A write that
-nobody followed shows in the tensor's version: for each storage the version is noted up to which its
+The device library has which bytes are known, and forgets them with their block. A write that was
+not followed shows in the tensor's version: for each storage the version is noted up to which its
 known bytes are right.
 """
 
@@ -70,12 +70,12 @@ def plain(value: Any) -> bool:
 def followed(tensor: torch.Tensor) -> bool:
     """Whether a tensor is small enough to have its values computed."""
     size = tensor.numel() * tensor.element_size()
-    return size <= REAL or size <= WHOLE and not tensor.is_floating_point()
+    return size <= REAL or (size <= WHOLE and not tensor.is_floating_point())
 
 
 def base_of(tensor: torch.Tensor) -> int:
     """Where a plain tensor's storage begins."""
-    at, before = tensor.data_ptr(), tensor.storage_offset()
+    at, before = tensor.data_ptr(), int(tensor.storage_offset())
     return at - before * tensor.element_size() if before else at
 
 

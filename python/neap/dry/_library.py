@@ -106,7 +106,7 @@ class Library:
         room = self._library.neap_dry_collected_allocations(None, 0)
         buffer = (ctypes.c_uint64 * room)()
         self._library.neap_dry_collected_allocations(buffer, room)
-        return buffer[:]
+        return list(buffer)
 
     def take_peak(self, device: int) -> int:
         """The most bytes that a device had given out since the last call."""

@@ -31,7 +31,6 @@ def last_made_up() -> dict[str, Any] | None:
     }
 
 
-
 class Reads:
     """Counts copies to the host by line; the device calls back after each."""
 

@@ -42,6 +42,7 @@ _capturing = torch._C._cuda_isCurrentStreamCapturing
 _function_modes = torch._C._is_torch_function_mode_enabled
 _SELF = ("self",)
 
+
 def start() -> None:
     """Follows values from now on."""
     global _library
@@ -55,9 +56,9 @@ def start() -> None:
     def moves(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         # A parameter that goes to the device keeps its count of versions.
         before = [_address(p) for p in self._parameters.values()]
-        result = apply(self, *args, **kwargs)
-        for parameter, at in zip(self._parameters.values(), before, strict=True):
-            if plain(parameter):
+        result: torch.nn.Module = apply(self, *args, **kwargs)
+        for parameter, at in zip(self._parameters.values(), before, strict=False):
+            if parameter is not None:
                 _known.moved(parameter, at)
         return result
 
@@ -123,14 +124,13 @@ def both(one: int, other: int) -> int:
 def _with_tensors(call: Any, args: Any) -> Any:
     """Arguments with tensors for numbers, of the type that these have beside the other operand."""
     first = 1 if call is _WHERE else 0
-    pair = args[first : first + 2]
+    pair: Any = args[first : first + 2]
     kind = torch.result_type(*pair)
-    return tuple(
-        torch.scalar_tensor(value, dtype=kind, device="cpu")
-        if value.__class__ in _NUMBERS and first <= place < first + 2
-        else value
-        for place, value in enumerate(args)
-    )
+    changed = list(args)
+    for place in range(first, first + 2):
+        if args[place].__class__ in _NUMBERS:
+            changed[place] = torch.scalar_tensor(args[place], dtype=kind, device="cpu")
+    return tuple(changed)
 
 
 def beside(work: Any, *args: Any) -> None:
@@ -189,7 +189,7 @@ def settle(
 
 
 def _may_hold(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or plain(value) and followed(value)
+    return not isinstance(value, torch.Tensor) or (plain(value) and followed(value))
 
 
 def put(result: Any, values: Any, state: int) -> None:
@@ -203,7 +203,9 @@ def put(result: Any, values: Any, state: int) -> None:
             note(tensor, version_of(tensor), state)
 
 
-def _in_place(call: Any, operator: Operator, keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_place(
+    call: Any, operator: Operator, keys: Any, self: Any, *args: Any, **kwargs: Any
+) -> Any:
     for place in operator.numbers:
         if args[place - 1].__class__ in _NUMBERS:
             args = _with_tensors(call, (self, *args))[1:]

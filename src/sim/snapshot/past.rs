@@ -9,7 +9,7 @@ use super::words::Word;
 use crate::requests::PRIVATE;
 use crate::units::id32;
 
-/// The most segments of private pools that are told apart.
+/// The most segments of private pools that are kept apart.
 const POOLS: usize = 1 << 12;
 
 /// The id of a freed block.

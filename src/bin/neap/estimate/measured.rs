@@ -29,8 +29,8 @@ struct Device {
 
 /// How a job is recorded so that it can be estimated, or had for sure.
 const REMEDY: &str = "to estimate, record the job with its model and data on the CPU \
-    (activities=[ProfilerActivity.CPU]); for exact figures run the script under `neap dry`, or replay a snapshot of \
-    torch.cuda.memory._dump_snapshot with `neap replay`";
+    (activities=[ProfilerActivity.CPU]); for exact figures run the script under `neap dry`, or \
+    replay a snapshot of torch.cuda.memory._dump_snapshot with `neap replay`";
 
 /// The measured figures of a trace, if it was recorded on a GPU.
 ///

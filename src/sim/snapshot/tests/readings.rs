@@ -96,7 +96,7 @@ fn a_failure_with_a_pending_free_fails_again() {
     assert_eq!(served.iter().filter(|ok| !**ok).count(), 1);
 }
 
-/// Item 8: private pools are told apart where the file names them, and else it is said that
+/// Item 8: private pools are kept apart where the file names them, and else it is said that
 /// something took memory that the common pool had.
 #[test]
 fn private_pools_are_replayed_apart_or_said() {
