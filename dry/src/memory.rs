@@ -102,6 +102,11 @@ impl Memory {
         config().capacity_bytes.saturating_sub(self.used(device))
     }
 
+    /// What a device says is free: no more than its size, where it never gets full.
+    pub fn said_free(&self, device: i32) -> u64 {
+        self.free(device).min(config().total_bytes.saturating_sub(self.used(device)))
+    }
+
     /// Charges a device for `bytes`, or says that it has no room.
     pub fn charge(&mut self, device: i32, bytes: u64) -> bool {
         let used = self.used(device);

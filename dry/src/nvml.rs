@@ -86,7 +86,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(
     device: *mut c_void,
     out: *mut [u64; 3],
 ) -> Status {
-    let free = with(|s| s.memory.free(number(device)));
+    let free = with(|s| s.memory.said_free(number(device)));
     let total = config().total_bytes;
     unsafe { put(out, [total, free, total.saturating_sub(free)]) };
     SUCCESS

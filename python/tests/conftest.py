@@ -59,6 +59,7 @@ def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
     quick = ["--no-guide", "--no-polish", "--no-twice", "--no-apart"]
     monkeypatch.setattr(_planning, "_AS_LISTED", [*_planning._AS_LISTED, *quick])
     monkeypatch.setenv("NEAP", neap)
+    monkeypatch.setenv("NEAP_TORCH_STRICT", "1")  # A defect must not hide.
     torch.set_num_threads(1)
 
 

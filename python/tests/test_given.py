@@ -68,3 +68,47 @@ def test_a_given_plan_is_not_said_to_meet_what_was_measured_above(
     assert report["planned"] > 0
     assert report["peak_reserved_bytes"] > report["budget_bytes"]
     assert not report["met"]
+
+
+ATTENTION = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
+    def forward(self, x):
+        q, k, v = self.inner(x).view(16, 512, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return x + self.out(y.reshape(x.shape))
+model = nn.Sequential(*[Layer() for _ in range(8)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+about = torch.cuda.get_device_properties(0)
+print("card", about.major, about.minor, about.multi_processor_count, about.total_memory >> 20)
+for _ in range(5):
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(torch.randn(16, 512, 256, device="cuda")).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("done")
+"""
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch that is built for CUDA")
+def test_a_script_that_does_not_fit_at_first_is_planned_on_its_own_card(
+    tmp_path: Path, neap: str
+) -> None:
+    (tmp_path / "train.py").write_text(ATTENTION)
+    train = ["--", neap, "torch", "--budget", "210MiB", "--", sys.executable, "train.py"]
+    # Attention saves other tensors there than on the card that dry runs are for by default.
+    card = ["--device", "a6000", "--device-bytes", "230MiB", "--no-second-run"]
+    environment = {**os.environ, "NEAP": neap}
+    done = subprocess.run(
+        [neap, "dry", *card, *train], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    said = done.stdout + done.stderr
+    assert "the first iterations do not fit" in said, said
+    assert "instead of" not in said and "not this script's" not in said, said
+    assert "done" in said and done.returncode == 0, said

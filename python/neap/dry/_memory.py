@@ -16,8 +16,8 @@ from neap.dry._library import NOWHERE, Library
 from neap.dry._lines import user_line
 from neap.dry._places import OTHER, Marks, Modules, Names, Places
 from neap.torch._quiet import quiet
-from neap.torch._recorder import plain_tensors
 from neap.torch._storage import start_of
+from neap.torch._tensors import plain_tensors
 from neap.torch._watch import BACKWARD, Watch, named_tensors
 
 EVENTS = 20_000_000

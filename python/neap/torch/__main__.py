@@ -21,6 +21,9 @@ def main() -> None:
     )
     parser.add_argument("--budget", required=True, help="bytes (12GiB), or a share (60%%)")
     parser.add_argument("--device", default="a6000", help="whose times the plan is made by")
+    parser.add_argument(
+        "--strict", action="store_true", help="let the budget bind, and raise neap's own errors"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", help="the script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -39,6 +42,8 @@ def main() -> None:
 
     os.environ["NEAP_TORCH_BUDGET"] = asked.budget
     os.environ["NEAP_TORCH_DEVICE"] = asked.device
+    if asked.strict:
+        os.environ["NEAP_TORCH_STRICT"] = "1"
     install()
     if asked.module:
         sys.path[0] = os.getcwd()

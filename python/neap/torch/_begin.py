@@ -42,7 +42,9 @@ def fit(
         recompute: whether calls of modules and operators may run again in backward.
         strict: whether PyTorch may not reserve more than the budget while the plan acts. Otherwise
             what has no plan (an evaluation, memory that the script keeps later) may, where the
-            device has room; a share of a GPU always binds.
+            device has room; a share of a GPU always binds. Also whether an unexpected error of
+            neap's own is raised; otherwise it is said in a line, everything comes back to the
+            device, and the script goes on without neap (``NEAP_TORCH_STRICT=1`` raises, too).
         early_updates: whether each parameter may be updated inside backward as soon as its
             gradient is complete, which is then freed. Only for a loop that takes the step after
             each backward and does not look at gradients; what can be seen of anything else is

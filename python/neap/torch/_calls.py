@@ -18,6 +18,8 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten
 
+from neap.torch._guard import Guard, entry
+
 View = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -155,7 +157,9 @@ class Calls:
         now: Callable[[], tuple[int, int, int]],
         name_of: Callable[[torch.nn.Module], str],
         began: Callable[[Call], None],
+        guard: Guard,
     ) -> None:
+        self.guard = guard
         self.all: list[Call] = []
         self._now = now
         self._name_of = name_of
@@ -189,13 +193,31 @@ class Calls:
             call.why_not = why
 
     def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        plain = self._plain or torch.nn.Module.__call__  # None once it has ended.
         # In backward a module runs only because something recomputes.
         if (
             not torch.is_grad_enabled()
             or torch.compiler.is_compiling()
             or torch._C._current_autograd_node() is not None
         ):
-            return self._plain(module, *args, **kwargs)
+            return plain(module, *args, **kwargs)
+        begun = self._begins(module, args, kwargs)
+        if begun is None:
+            return plain(module, *args, **kwargs)
+        call, before = begun
+        try:
+            return plain(module, *args, **kwargs)
+        except BaseException:
+            call.why_not = "it raised an exception"
+            raise
+        finally:
+            self._ended(module, call, before)
+
+    @entry()
+    def _begins(
+        self, module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> tuple[Call, dict[tuple[int, str], Any]] | None:
+        """The call, and the attributes of the modules before it."""
         leaves = arguments(args, kwargs)[0]
         op, pack, iteration = self._now()
         number = self._numbers.get((id(module), iteration), 0)
@@ -223,18 +245,18 @@ class Calls:
             self.forbid(call.why_not)
         before = _attributes(module) if call.why_not is None else {}
         self._open.append(call)
-        try:
-            return self._plain(module, *args, **kwargs)
-        except BaseException:
-            call.why_not = "it raised an exception"
-            raise
-        finally:
-            self._open.remove(call)
-            call.after, call.after_pack, ended = self._now()
-            if ended != iteration:
-                call.why_not = "it spans two iterations"
-            if call.why_not is None and before:
-                name = _changed(before, _attributes(module))
-                if name is not None:
-                    call.why_not = f"its forward changes the attribute {name}"
-            self.all.append(call)
+        return call, before
+
+    @entry()
+    def _ended(
+        self, module: torch.nn.Module, call: Call, before: dict[tuple[int, str], Any]
+    ) -> None:
+        self._open.remove(call)
+        call.after, call.after_pack, ended = self._now()
+        if ended != call.iteration:
+            call.why_not = "it spans two iterations"
+        if call.why_not is None and before:
+            name = _changed(before, _attributes(module))
+            if name is not None:
+                call.why_not = f"its forward changes the attribute {name}"
+        self.all.append(call)

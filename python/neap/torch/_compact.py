@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.torch._recorder import is_subclass
 from neap.torch._storage import storage_of
+from neap.torch._tensors import is_subclass
 from neap.torch._watch import Watch, named_tensors
 
 SMALLEST = 1 << 20

@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch._graph import Iteration, Life, Node
+from neap.torch._guard import Guard, entry, meant, theirs
 from neap.torch._loans import with_others
 from neap.torch._recorder import Recorder
 from neap.torch._states import divisible
@@ -49,6 +50,12 @@ class Completions:
                     handle = parameter.register_post_accumulate_grad_hook(self._noted)
                     self._handles.append(handle)
 
+    @property
+    def guard(self) -> Guard:
+        """The watch's."""
+        return self._recorder.watch.guard
+
+    @entry()
     def _noted(self, parameter: torch.Tensor) -> None:
         now = len(self._recorder.cuts) - 1, len(self._recorder.ops)
         self.at.setdefault(parameter, []).append(now)
@@ -263,14 +270,22 @@ class Early:
             handle.remove()
         self._handles, self._group = [], {}
 
+    @property
+    def guard(self) -> Guard:
+        """The watch's."""
+        return self.watch.guard
+
+    @entry()
     def _ready(self, parameter: torch.Tensor) -> None:
         """Its gradient is complete."""
         if parameter.grad is None or self.watch.stepping is not None:
             return
         if parameter in self._done:
-            raise RuntimeError(
-                "neap: a gradient was accumulated again before the optimizer's step, after its "
-                "parameter had been updated early; leave early_updates off for this script"
+            raise meant(
+                RuntimeError(
+                    "neap: a gradient was accumulated again before the optimizer's step, after its "
+                    "parameter had been updated early; leave early_updates off for this script"
+                )
             )
         if self._settings is None:
             self._settings = settings(self.optimizer)
@@ -282,21 +297,25 @@ class Early:
             for number, group in enumerate(groups):
                 group["params"] = [parameter] if number == mine else []
             self._turns.before(parameter)
-            step(self.optimizer)
+            with theirs():
+                step(self.optimizer)
+            parameter.grad = None
+            self._done.add(parameter)
+            self.updates += 1
             self._turns.after(parameter)
         finally:
             for group, parameters in zip(groups, whole):
                 group["params"] = parameters
-        parameter.grad = None
-        self._done.add(parameter)
-        self.updates += 1
 
+    @entry()
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The step itself updates only what has a gradient still."""
         before, self._settings, self._done = self._settings, None, set()
         if before is not None and before != settings(optimizer):
-            raise RuntimeError(
-                "neap: the optimizer's settings (such as the learning rate) changed between "
-                "backward and the step, after updates had been made early; leave early_updates "
-                "off for this script"
+            raise meant(
+                RuntimeError(
+                    "neap: the optimizer's settings (such as the learning rate) changed between "
+                    "backward and the step, after updates had been made early; leave early_updates "
+                    "off for this script"
+                )
             )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from neap.torch._guard import Guard, entry
 from neap.torch._watch import Watch
 
 _OTHERWISE = frozenset(
@@ -40,11 +41,16 @@ class Exact:
         self._watch = watch
         self._ctc_loss: Callable[..., torch.Tensor] | None = None
 
+    @property
+    def guard(self) -> Guard:
+        """The watch's."""
+        return self._watch.guard
+
     def start(self) -> None:
         """Looks at each call of backward and of the CTC loss from now on."""
         self._watch.around_backward = self._within
         plain = self._ctc_loss = torch.ctc_loss
-        numbers = partial(_with_numbers, plain)
+        numbers = partial(self._with_numbers, plain)
         # `torch.compile` asks functions of PyTorch's for their names.
         torch.ctc_loss = update_wrapper(numbers, plain)  # type: ignore[assignment]
 
@@ -58,7 +64,11 @@ class Exact:
     @contextmanager
     def _within(self, roots: Sequence[Any]) -> Iterator[None]:
         """For a call of backward that begins at these tensors or ``GradientEdge`` objects."""
-        handles = [node.register_hook(self._again(node)) for node in _affected(roots)]
+        handles = self._follow(roots)
+        if handles is None:  # Then these functions must see no recorder at all.
+            with _disable_current_modes():
+                yield
+            return
         try:
             yield
         finally:
@@ -66,19 +76,54 @@ class Exact:
             for handle in handles:
                 handle.remove()
 
+    @entry()
+    def _follow(self, roots: Sequence[Any]) -> list[Any] | None:
+        return [node.register_hook(self._again(node)) for node in _affected(roots)]
+
     def _again(self, node: Any) -> Callable[..., Any]:
         def hook(found: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, ...]:
             self.busy = True
             try:
                 with _disable_current_modes():
                     right = node(*given)
-                    # A function of one result returns it without a tuple.
-                    rights = right if isinstance(right, tuple) else (right,)
-                    return tuple(map(_replaced, found, rights))
             finally:
                 self.busy = False
+            # A function of one result returns it without a tuple.
+            rights = right if isinstance(right, tuple) else (right,)
+            with _disable_current_modes():
+                return self._corrected(found, rights)
 
         return hook
+
+    @entry(lambda self, found, rights: rights)
+    def _corrected(self, found: tuple[Any, ...], rights: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(_replaced, found, rights))
+
+    def _with_numbers(
+        self,
+        ctc_loss: Callable[..., torch.Tensor],
+        logs: torch.Tensor,
+        targets: torch.Tensor,
+        input_lengths: Any,
+        target_lengths: Any,
+        *rest: Any,
+        **more: Any,
+    ) -> torch.Tensor:
+        """``torch.ctc_loss``, where PyTorch's own kernel computes it: cuDNN takes tensors."""
+        lengths = input_lengths, target_lengths
+        blank = rest[0] if rest else more.get("blank", 0)
+        lengths = self._numbers(logs, targets, lengths, blank)
+        return ctc_loss(logs, targets, *lengths, *rest, **more)
+
+    @entry(lambda self, logs, targets, lengths, blank: lengths)
+    def _numbers(
+        self, logs: torch.Tensor, targets: torch.Tensor, lengths: tuple[Any, Any], blank: int
+    ) -> tuple[Any, Any]:
+        if all(isinstance(x, torch.Tensor) for x in lengths) and not (
+            logs.is_cuda and torch._use_cudnn_ctc_loss(logs, targets, *lengths, blank)
+        ):
+            return lengths[0].tolist(), lengths[1].tolist()
+        return lengths
 
 
 def _affected(roots: Sequence[Any]) -> list[Any]:
@@ -100,21 +145,3 @@ def _replaced(found: torch.Tensor | None, right: torch.Tensor | None) -> torch.T
     if found.shape != right.shape or found.stride() != right.stride():
         return right
     return found.copy_(right) if found.data_ptr() != right.data_ptr() else found
-
-
-def _with_numbers(
-    ctc_loss: Callable[..., torch.Tensor],
-    logs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    *rest: Any,
-    **more: Any,
-) -> torch.Tensor:
-    """``torch.ctc_loss``, where PyTorch's own kernel computes it: cuDNN takes tensors."""
-    lengths = input_lengths, target_lengths
-    if all(isinstance(x, torch.Tensor) for x in lengths):
-        blank = rest[0] if rest else more.get("blank", 0)
-        if not (logs.is_cuda and torch._use_cudnn_ctc_loss(logs, targets, *lengths, blank)):
-            lengths = input_lengths.tolist(), target_lengths.tolist()
-    return ctc_loss(logs, targets, *lengths, *rest, **more)

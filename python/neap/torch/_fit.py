@@ -13,13 +13,15 @@ from contextlib import contextmanager
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.torch import _graph, _outside
+from neap.torch import _graph
 from neap.torch._compact import compact
 from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement
 from neap.torch._first import First
+from neap.torch._guard import Guard, each, entry
+from neap.torch._joined import Joined
 from neap.torch._leftovers import Leftovers, unmovable
-from neap.torch._lift import Lift
+from neap.torch._lift import Lift, is_on_top
 from neap.torch._loans import leavable
 from neap.torch._meter import Meter
 from neap.torch._pinned import room, standing
@@ -31,11 +33,13 @@ from neap.torch._report import Report, acts, parse_budget, size
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
-from neap.torch._share import Offer, Share, ShareError, script_name
+from neap.torch._share import Share, ShareError
+from neap.torch._spill import Spill
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._timeline import Timeline
 from neap.torch._updates import Updates
+from neap.torch._versions import newer_than_known
 from neap.torch._watch import Watch, named_tensors
 
 _ATTEMPTS = 12
@@ -70,10 +74,11 @@ class Fit:
         early_updates: bool = False,
         share: Share | None = None,
     ) -> None:
-        self.watch = Watch()
+        raises = strict or os.environ.get("NEAP_TORCH_STRICT") == "1"
+        self.guard = Guard(raises, self._break_off)
+        self.watch = Watch(self.guard)
         self.schedule: Schedule | None = None
-        self._share = share
-        self._profile = profile
+        self._profile = profile or "a6000"
         self._say = say
         self._attempts = attempts
         self._recompute = recompute and possible()
@@ -81,6 +86,10 @@ class Fit:
         self._optimizers = list(optimizers)
         self._pending: Schedule | None = None
         """A plan that was given for a script whose device is not known yet."""
+        self._unproved = schedule is not None
+        """Whether a plan was given that no iteration has shown to be this script's."""
+        self._spills = False
+        """Whether what is watched has a given plan that is not this script's."""
         # A share of the GPU was given for what the script did at first.
         stays = share is not None
         self._first = First(self._optimizers, self.watch, self._first_is_gone, stays)
@@ -101,22 +110,42 @@ class Fit:
         self._different = 0
         """Iterations in a row that were not as planned."""
         self._patience = _PATIENCE
-        self._former: tuple[Schedule, Planner] | None = None
+        self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
         self.enforcement = Enforcement(self.device, strict or share is not None)
         self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
+        self.runtime.guard = self.guard
         self.runtime.differs, self.runtime.saves = self.enforcement.lift, self._saves
         self._leftovers = Leftovers(self._report, say, self.enforcement.standing)
         asked = parse_budget(budget)
         self.search = Search(self.enforcement, self.runtime, self._report, say, asked)
-        if self._off:
-            return
+        self._joined = Joined(share, self.search, self.enforcement, self._report, say)
         self._thread = threading.get_ident()
+        self._lift = Lift(lambda: [self.runtime, self._recorder], self._lifted, self.guard)
+        # Once, before anything of the script's own: a hook that is pushed inside another's block
+        # would be popped with it.
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(
+            self.runtime.pack, self.runtime.unpack
+        )
+        self._hooked = False
+        if not self._off:
+            self._start(models, schedule, timeline)
+
+    @entry()
+    def _start(
+        self,
+        models: Sequence[torch.nn.Module],
+        schedule: Schedule | None,
+        timeline: str | os.PathLike[str] | None,
+    ) -> None:
         if _ACTING:
-            say("neap: an earlier fit was still acting; this one takes its place")
+            self._say("neap: an earlier fit was still acting; this one takes its place")
             _ACTING[0].close()
         _ACTING.append(self)
+        newer = newer_than_known()
+        if newer is not None:
+            self._report.notes.append(newer)
         for place, model in enumerate(models):
             self.watch.name_root(model, "" if place == 0 else type(model).__name__)
         if timeline is not None:
@@ -130,17 +159,12 @@ class Fit:
         self.watch.before_backward.append(lambda: self.runtime.reached("backward"))
         self.watch.after_backward.append(lambda: self.runtime.reached("after"))
         self.watch.after_backward.append(self.runtime.loans.leave)
-        # Once, before anything of the script's own: a hook that is pushed inside another's block
-        # would be popped with it.
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(
-            self.runtime.pack, self.runtime.unpack
-        )
         self._hooks.__enter__()
-        self._lift = Lift(lambda: [self.runtime, self._recorder], self._lifted)
+        self._hooked = True
         self._lift.install()
         if schedule is not None:
             self._planning_ended = True
-            self._join_with(schedule)
+            self._joined.join_with(schedule)
             if models:
                 self._act(schedule)
             else:
@@ -160,8 +184,13 @@ class Fit:
             yield
         finally:
             if not self._off and not self._closed:
-                self._ended()
+                self._one_has_ended()
 
+    @entry()
+    def _one_has_ended(self) -> None:
+        self._ended()
+
+    @entry(lambda self, *bring_back, **named: self._report, ends=True)
     def close(self, bring_back: bool = True) -> Report:
         """Takes everything away again. The report stays.
 
@@ -177,12 +206,11 @@ class Fit:
             _ACTING.remove(self)
             self._stop_recording()
             self.runtime.stop()
-            self._hooks.__exit__(None, None, None)
+            self._unhook()
             self._lift.remove()
             self.watch.remove()
             self.enforcement.close()
-            if self._share is not None:
-                self._share.close()
+            self._joined.close()
             self._updates.stop(bring_back)
             # What is held no more can be freed though the fit lives on.
             self.runtime.follow(None)
@@ -194,10 +222,58 @@ class Fit:
     def _close_later(self, bring_back: bool) -> None:
         self.close(bring_back)
 
+    def _unhook(self) -> None:
+        if self._hooked:
+            self._hooked = False
+            self._hooks.__exit__(None, None, None)
+
+    # -- after a failure
+
+    def _break_off(self, line: str) -> None:
+        """neap itself has failed: everything comes back, and nothing acts any more."""
+        self._say(line)
+        on_device = self.device == "cuda" and torch.cuda.is_initialized()
+        again: list[str] = []
+        again += each([torch.cuda.synchronize] if on_device else [])
+        again += each([self._measure, self.enforcement.close])
+        again += [*self.runtime.give_up(), *self._updates.give_up()]
+        again += each([self._joined.close])
+        self._report.met = False
+        self._report.notes.append(line)
+        if again:
+            self._report.notes.append(f"and then: {'; '.join(again)}")
+        self.guard.end = self._take_away
+        self._planning_ended = self._closed = True
+        if self in _ACTING:
+            _ACTING.remove(self)
+
+    def _take_away(self) -> None:
+        """Takes the hooks away, where none of them runs and none of the script's own is above."""
+        if (
+            threading.get_ident() != self._thread
+            or self.watch.backward_depth
+            or self.watch.within_step
+            or self.watch.depth
+        ):
+            return
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None and not (recorder.is_on_top() and is_on_top(recorder)):
+            self._recorder = recorder
+            return
+        each([recorder.give_up] if recorder is not None else [])
+        if self._hooked and not is_on_top(self.runtime):
+            return
+        self.guard.end = None
+        each([self._unhook, self._lift.remove, self.watch.remove, self._updates.stop])
+
+    @entry(lambda self: self._report)
     def report(self) -> Report:
         """What happened so far."""
         if self._off or self._closed:
             return self._report
+        return self._measure()
+
+    def _measure(self) -> Report:
         counts, report, recompute = self.runtime.counts, self._report, self.runtime.recompute
         report.swapped_out, report.swapped_in = counts.swapped_out, counts.swapped_in
         report.swapped_bytes = counts.bytes_out
@@ -301,6 +377,7 @@ class Fit:
             self._leftovers.ended()
             self._different = 0 if why is None else self._different + 1
             if why is None:
+                self._proved()
                 self._report.planned += 1
                 self._times.append(time.perf_counter() - self._began)
                 other = self.search.ran(self.schedule)
@@ -309,6 +386,8 @@ class Fit:
             else:
                 self._count(why)
                 self.search.strayed(self.schedule)
+                if self._replaces_given(self.schedule, why):
+                    return
             self._on_timeline(why is None)
             if self._watch_anew(self.schedule):
                 return
@@ -316,7 +395,7 @@ class Fit:
             if self.search.settled and self.runtime.recompute.resolved:
                 self.watch.ignore_modules()
             self.enforcement.apply()
-            self._ask_for_share(self.schedule)
+            self._joined.ask(self.schedule, self._act)
             self._began = time.perf_counter()
             return
         if self._planning_ended:
@@ -330,6 +409,27 @@ class Fit:
             self._give_up("its iterations run in another thread than the one that neap began in")
             return
         self._watch()
+
+    def _proved(self) -> None:
+        """The plan is this script's."""
+        self._unproved, self.runtime.spill = False, None
+
+    def _replaces_given(self, schedule: Schedule, why: str) -> bool:
+        """Watches a script whose first iteration is not that of the plan that was given, with what
+        backward needs on the host; whether it does.
+        """
+        if not self._unproved or self._joined or self.watch.backward_depth:
+            return False
+        self._unproved = False
+        self._say(
+            f"neap: the plan that was given is not this script's ({why}); watching the script, "
+            "with what backward needs on the host"
+        )
+        self._former, self._spills, self._planning_ended = (schedule, None), True, False
+        self._drop_plan()
+        self.watch.notice_modules()
+        self._watch()
+        return True
 
     def _on_timeline(self, as_planned: bool) -> None:
         """Draws the fourth iteration that runs by the plan, when the allocator has settled."""
@@ -377,7 +477,7 @@ class Fit:
         if (
             self._different < self._patience
             or planner is None
-            or self._share is not None
+            or self._joined
             or self.watch.backward_depth
             or threading.get_ident() != self._thread
         ):
@@ -401,16 +501,12 @@ class Fit:
         self.enforcement.restart()
 
     def _watch(self) -> None:
-        """Watches the script for another iteration. Planning must never fail the script."""
-        try:
-            self._watch_on()
-        except Exception as error:
-            self._give_up(f"{type(error).__name__}: {error}")
+        """Watches the script for another iteration.
 
-    def _watch_on(self) -> None:
-        """The first step makes the states; the next iterations are recorded until two are alike."""
+        The first step makes the states; the next iterations are recorded until two are alike.
+        """
         if self._recorder is None:
-            self._recorder = Recorder(self.device, self.watch, saved=True)
+            self._recorder = Recorder(self.device, self.watch, True, self._spills)
             self._recorder.start(self._optimizers)
             if self._early_updates:
                 why = why_not(self._optimizers, self.watch)
@@ -428,9 +524,12 @@ class Fit:
             return
         recorder = self._recorder
         self._stop_recording()
-        found = _graph.iteration(
-            recorder, type(self._models[0]).__name__ if self._models else "job"
-        )
+        name = type(self._models[0]).__name__ if self._models else "job"
+        try:
+            found = _graph.iteration(recorder, name)
+        except ValueError as error:
+            self._give_up(str(error))
+            return
         if not found.steady:
             self._give_up("no two iterations in a row were alike")
             return
@@ -451,15 +550,15 @@ class Fit:
             stays = unmovable(recorder, found)
             if stays is not None and stays not in self._report.notes:
                 self._report.notes.append(stays)
-            offer = self._join(planner)
+            offer = self._joined.join(planner)
             schedule = self.search.plan(planner)
         except (PlanError, ShareError) as error:
             self._give_up(str(error))
             return
-        self._former = None
+        self._former, self._spills = None, False
+        self._proved()
         self._act(schedule)
-        if self._share is not None and offer is not None:
-            self._share.took(offer)
+        self._joined.took(offer)
 
     def _keep_within_host(self, planner: Planner) -> None:
         """What leaves the device is pinned on the host, which may have less memory than that."""
@@ -471,73 +570,6 @@ class Fit:
         note = f"the host has {size(free)} left: the plan pins no more than 7/8 of it"
         self._report.notes.append(note)
         self._say(f"neap: {note}")
-
-    # -- a share of the GPU
-
-    def _join(self, planner: Planner) -> Offer | None:
-        """Joins the scripts on this GPU with what was watched, and waits for a share."""
-        if self._share is None:
-            return None
-        self._say("neap: waiting for a share of the GPU")
-        with _outside.workplace() as folder:
-            graph = str(folder / "watched.graph.json")
-            planner.write(graph)
-            offer = self._share.join_with_graph(script_name(), graph)
-        self._offered(offer, planner)
-        return offer
-
-    def _join_with(self, schedule: Schedule) -> None:
-        """Joins with a plan that was made before."""
-        if self._share is None:
-            return
-        try:
-            offer = self._share.join_with_plan(script_name(), schedule.budget_bytes)
-            self._share.took(offer)
-        except ShareError as error:
-            self._report.notes.append(str(error))
-            self._say(f"neap: the script runs by its plan without a share: {error}")
-
-    def _offered(self, offer: Offer, planner: Planner) -> None:
-        self.search.budget = lambda peak: offer.share_bytes
-        self._say(f"neap: {offer.why}: a share of {offer.share_bytes} bytes")
-        planner.use_part_of_link(offer.link_per_mille)
-
-    def _ask_for_share(self, schedule: Schedule) -> None:
-        """Between two iterations: keeps to the share that was offered last, with a new plan where
-        the present one does not fit it or leaves room that would make it quicker.
-        """
-        planner = self.search.planner
-        if self._share is None or planner is None:
-            return
-        known = self._share.gone
-        offer = self._share.newest()
-        if self._share.gone and not known:
-            note = "what divided the GPU among scripts has ended; the share stays as it is"
-            self._report.notes.append(note)
-            self._say(f"neap: {note}")
-        if offer is None:
-            return
-        report = self._report
-        try:
-            self._offered(offer, planner)
-        except PlanError as error:
-            report.notes.append(str(error))
-        fits = schedule.met and self.search.needs(schedule) <= offer.share_bytes
-        slower = schedule.iteration_ns > schedule.unplanned_iteration_ns
-        if (
-            fits
-            and self.search.settled
-            and not (slower and offer.share_bytes > schedule.budget_bytes)
-        ):
-            schedule.budget_bytes = report.budget_bytes = offer.share_bytes
-            self.enforcement.lift()
-            self.enforcement.begin(offer.share_bytes)
-        else:
-            why = f"{offer.why}: the share is {offer.share_bytes} bytes"
-            other = self.search.for_another_budget(why)
-            if other is not None:
-                self._act(other)
-        self._share.took(offer)
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         found = named_tensors(self.watch, self._optimizers)
@@ -588,6 +620,8 @@ class Fit:
         compact(self.watch, self._optimizers)
         self._leftovers.acts()
         self.search.begin(schedule)
+        if self._unproved:
+            self.runtime.spill = Spill(self.device)
         self.runtime.follow(schedule)
         self._times = []
         self._began = time.perf_counter()

@@ -17,8 +17,9 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch._lower import Update, lower, settings
-from neap.torch._recorder import Recorder, plain_tensors
+from neap.torch._recorder import Recorder
 from neap.torch._storage import Op, Operand, Storage, blocks
+from neap.torch._tensors import plain_tensors
 from neap.torch._watch import BACKWARD, OPTIMIZE, state_tensors, unused
 
 

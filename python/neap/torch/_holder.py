@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 
 from neap.torch._calls import View
-from neap.torch._recorder import PLAIN
-from neap.torch._versions import witness
+from neap.torch._guard import meant
+from neap.torch._storage import PLAIN
+from neap.torch._versions import changed, witness
 
 
 class Holder:
@@ -69,6 +74,14 @@ class Holder:
         self.left = False
         self.coming = False
 
+    def fetch(self) -> None:
+        """The bytes are on the device: copied at once, if they are on the host alone."""
+        if self.coming:
+            torch.cuda.synchronize(self.device)
+            self.coming = False
+        if self.here is None and self.host is not None:
+            self.here = self.host.to(self.device, copy=True)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The saved tensor's shape."""
@@ -89,6 +102,10 @@ class Handle:
         self.view = seen_as(tensor)
         self.seen = witness(tensor)
         self.version = tensor._version
+
+    def fetch(self) -> None:
+        """The bytes are on the device."""
+        self.holder.fetch()
 
 
 Kept = tuple[torch.Tensor, int, int]
@@ -154,3 +171,19 @@ def dense(view: View, size: int) -> bool:
                 return False
             step *= extent
     return offset == 0 and len(shape) == len(stride) and step * dtype.itemsize == size
+
+
+def fault(saved: Any) -> RuntimeError:
+    """What PyTorch says of a saved tensor that was changed in place."""
+    shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
+    return meant(RuntimeError(changed(saved.seen, saved.version, list(shape))))
+
+
+def moved(holders: Iterable[Holder], known: dict[int, weakref.ref[Holder]]) -> None:
+    """Tensors may have got another storage: holders and what knows them by it follow."""
+    for holder in holders:
+        if holder.base is not None and holder.here is not None:
+            holder.base = holder.here.untyped_storage()
+            if holder.base._cdata != holder.key:
+                known[holder.base._cdata] = known.pop(holder.key)
+                holder.key = holder.base._cdata

@@ -10,7 +10,18 @@ from typing import Any
 
 import torch
 
+from neap.torch._guard import Guard, entry
+
 _C = torch._C._autograd
+
+
+def is_on_top(owner: object) -> bool:
+    """Whether the hooks that the next saved tensor goes to are methods of this object's; where
+    PyTorch does not tell, as 2.6, they are taken to be.
+    """
+    tell = getattr(_C, "_top_saved_tensors_default_hooks", None)
+    top = None if tell is None else tell(True)
+    return tell is None or (top is not None and getattr(top[0], "__self__", None) is owner)
 
 
 class Lift:
@@ -21,7 +32,10 @@ class Lift:
         lifted: called when hooks are taken away.
     """
 
-    def __init__(self, owners: Callable[[], list[Any]], lifted: Callable[[], None]) -> None:
+    def __init__(
+        self, owners: Callable[[], list[Any]], lifted: Callable[[], None], guard: Guard
+    ) -> None:
+        self.guard = guard
         self._owners = owners
         self._lifted = lifted
         self._plain: Any = None
@@ -36,6 +50,10 @@ class Lift:
         if torch.autograd.graph.disable_saved_tensors_hooks == self._without:
             torch.autograd.graph.disable_saved_tensors_hooks = self._plain
 
+    @entry()
+    def _notice(self) -> None:
+        self._lifted()
+
     @contextmanager
     def _without(self, error_message: str) -> Iterator[None]:
         taken = []
@@ -47,7 +65,7 @@ class Lift:
             _C._pop_saved_tensors_default_hooks()
             taken.append(top)
         if taken:
-            self._lifted()
+            self._notice()
         try:
             with self._plain(error_message):
                 yield

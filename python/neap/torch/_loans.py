@@ -20,8 +20,7 @@ from neap.torch._calls import View
 from neap.torch._holder import Counts, flat, seen_as
 from neap.torch._lane import Lane, copy
 from neap.torch._pinned import host_memory
-from neap.torch._recorder import PLAIN
-from neap.torch._storage import blocks
+from neap.torch._storage import PLAIN, blocks
 from neap.torch._versions import witness
 
 COPY, LEND, FETCH, HOME = "copy", "lend", "fetch", "home"
@@ -83,9 +82,10 @@ class Lent:
         away: whether the parameters show their stand-ins.
         copied: whether the copy to the host was asked for in this iteration.
         versions: those of the parameters when that was.
+        host: where their bytes are on the host, once they have left.
     """
 
-    __slots__ = ("away", "base", "copied", "here", "number", "parameters", "versions")
+    __slots__ = ("away", "base", "copied", "here", "host", "number", "parameters", "versions")
 
     def __init__(self, number: int, parameters: list[torch.Tensor]) -> None:
         self.number = number
@@ -95,6 +95,7 @@ class Lent:
         self.away = False
         self.copied = False
         self.versions: list[int] = []
+        self.host: torch.Tensor | None = None
 
 
 class Borrowed:
@@ -335,9 +336,9 @@ class Loans:
         if self._out is not None:
             self._out.wait(lent.number)
         weak = base._weak_ref()
+        lent.away, lent.host = True, self._slots[lent.number]
         for parameter in lent.parameters:
             parameter.data = self._stand_in(parameter)
-        lent.away = True
         lent.base = base = None
         self.counts.deaths += bool(torch.UntypedStorage._expired(weak))
         torch.UntypedStorage._free_weak_ref(weak)
@@ -355,8 +356,9 @@ class Loans:
             return
         slot = self._slots[lent.number]
         # On the compute stream: a side stream would have memory of its own.
-        lent.here = torch.empty(slot.nbytes, dtype=torch.uint8, device=lent.parameters[0].device)
-        copy(self._in, [lent.here], [slot], lent.number)
+        here = torch.empty(slot.nbytes, dtype=torch.uint8, device=lent.parameters[0].device)
+        copy(self._in, [here], [slot], lent.number)
+        lent.here = here
         self.counts.swapped_in += 1
         self.counts.bytes_in += slot.nbytes
 
@@ -368,12 +370,33 @@ class Loans:
         if self._in is not None:
             self._in.wait(lent.number)
         lent.base = here.untyped_storage()
-        if not lent.away:
-            return
-        lent.away = False
+        if lent.away:
+            self._put_back(lent, lent.base)
+
+    def _put_back(self, lent: Lent, base: torch.UntypedStorage) -> None:
+        """The parameters lie in this storage again, but for those that the script has moved."""
         for parameter, offset in zip(lent.parameters, offsets(self._parcels[lent.number])):
-            if parameter.data_ptr() == self._blank[parameter].data_ptr():
-                parameter.data = _like(parameter, lent.base, offset)
+            blank = self._blank.get(parameter)
+            if blank is not None and parameter.data_ptr() == blank.data_ptr():
+                parameter.data = _like(parameter, base, offset)
+        lent.away = False
+
+    # -- after a failure
+
+    def restore(self, lent: Lent) -> None:
+        """A parcel that is away is back, by a copy that is waited for."""
+        if lent.base is None and lent.host is not None:
+            lent.base = lent.host.to(lent.parameters[0].device, copy=True).untyped_storage()
+            lent.here = None
+        if lent.away and lent.base is not None:
+            self._put_back(lent, lent.base)
+
+    def give_up(self) -> None:
+        """All parameters are back, and none leaves any more."""
+        self._within, self.due = False, []
+        for lent in self._lent.values():
+            self.restore(lent)
+        self._parameters = None  # What lies in one storage may stay there.
 
 
 def _alone(parameter: torch.Tensor) -> bool:

@@ -111,9 +111,14 @@ def noting(timeline: Timeline | None, meter: Meter | None) -> Timeline | Meter |
 
 
 def noted(
-    notes: Timeline | Meter, to: torch.Tensor, source: torch.Tensor, about: tuple[str, str]
+    notes: Timeline | Meter | None, to: torch.Tensor, source: torch.Tensor, about: tuple[str, str]
 ) -> None:
-    """Copies on the current stream, and notes when; ``about`` has the direction and a name."""
+    """Copies on the current stream, and notes when, if anything notes it; ``about`` has the
+    direction and a name.
+    """
+    if notes is None:
+        to.copy_(source, non_blocking=True)
+        return
     began = notes.event()
     to.copy_(source, non_blocking=True)
     notes.copied(*about, to.nbytes, began, notes.event())

@@ -18,9 +18,9 @@ from neap.torch._enforce import reserved_now, segments
 from neap.torch._holder import Counts, Holder, Kept, flat
 from neap.torch._loans import with_others
 from neap.torch._pinned import host_memory
-from neap.torch._recorder import is_subclass
 from neap.torch._schedule import PAGE, Point, Schedule
 from neap.torch._storage import has_names, storage_of
+from neap.torch._tensors import is_subclass
 
 _SMALLEST = 1 << 20
 """PyTorch's allocator keeps smaller blocks in segments of their own."""

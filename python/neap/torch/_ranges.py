@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from neap.torch._calls import Call
 from neap.torch._graph import Iteration
 from neap.torch._recipe import KINDS
-from neap.torch._recorder import PLAIN, Recorder
-from neap.torch._storage import Saved, Storage, blocks
+from neap.torch._recorder import Recorder
+from neap.torch._storage import PLAIN, Saved, Storage, blocks
 from neap.torch._watch import FORWARD
 
 _ELSEWHERE = ("c10d", "_c10d", "neap::", "optimizer::", "triton", "rprim", "symm_mem", "fsdp")

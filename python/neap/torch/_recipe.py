@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from neap.torch._guard import meant
 from neap.torch._versions import changed
 
 _aten = torch.ops.aten
@@ -141,7 +142,7 @@ class Recipe:
         """
         for one, version in zip(self.bias, self._version):
             if one is not None and one._version != version:
-                raise RuntimeError(changed(one, version or 0, list(one.shape)))
+                raise meant(RuntimeError(changed(one, version or 0, list(one.shape))))
         with torch.no_grad(), _as_it_was():
             return KINDS[self.node].call(*map(value, self.inputs), *self.settings, *self.bias)
 

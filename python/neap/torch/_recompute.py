@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from neap.torch._calls import updating_norms, view_of
+from neap.torch._guard import Guard, entry, meant
 from neap.torch._schedule import Again, Schedule
 from neap.torch._settings import State
 from neap.torch._versions import changed, witness
@@ -115,6 +116,12 @@ class Recompute:
         self._counts = {}
         self.entering = None
 
+    @property
+    def guard(self) -> Guard:
+        """The runtime's."""
+        return self.runtime.guard
+
+    @entry()
     def wanted(self, module: torch.nn.Module) -> Again | None:
         """What the schedule says of this call of ``module``, which is counted."""
         calls = self._planned.get(id(module))
@@ -149,6 +156,34 @@ class Recompute:
         kwargs: Any,
     ) -> Any:
         """Calls ``forward`` so that what it saves is made anew in backward."""
+        ready = self._ready(again, module, forward, args, kwargs)
+        if ready is None:
+            return forward(module, *args, **kwargs)
+        call, flat, tensors = ready
+        del ready, args, kwargs
+        try:
+            return checkpoint(
+                flat,
+                *tensors,
+                use_reentrant=False,
+                context_fn=lambda: (call.forward(), _EachTime(call.again)),
+            )
+        finally:
+            self.entering = None
+            call.ended()
+
+    @entry()
+    def _ready(
+        self,
+        again: Again,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[_Run, Callable[..., Any], list[torch.Tensor]] | None:
+        """The call, as a function of the tensors among its arguments; nothing if it is not as
+        planned.
+        """
         leaves, spec = tree_flatten((args, kwargs))
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [leaves[n] for n in places]
@@ -163,7 +198,7 @@ class Recompute:
         if len(tensors) != len(again.inputs):
             self.runtime.diverge(f"{again.module} was called with other arguments")
         if self.runtime.diverged is not None:
-            return forward(module, *args, **kwargs)
+            return None
         rest = [None if n in set(places) else leaf for n, leaf in enumerate(leaves)]
         # A forward may ask whether two arguments are the same tensor.
         which = list(dict.fromkeys(map(id, tensors)))
@@ -171,7 +206,6 @@ class Recompute:
         same = [which.index(id(tensor)) for tensor in tensors]
         owners = [again.inputs[n][1] for n in first]
         tensors = [tensors[n] for n in first]
-        del leaves, args, kwargs
 
         def flat(*given: torch.Tensor) -> Any:
             filled = list(rest)
@@ -182,21 +216,7 @@ class Recompute:
 
         call = _Run(self, again, module)
         self.entering = Entering(owners)
-        try:
-            return checkpoint(
-                flat,
-                *tensors,
-                use_reentrant=False,
-                context_fn=lambda: (call.forward(), _EachTime(call.again)),
-            )
-        finally:
-            self.entering = None
-            call.state.look()
-            if self.runtime.diverged is None and self.runtime.count != again.after_pack:
-                self.runtime.diverge(
-                    f"{again.module} saved {self.runtime.count - again.first_pack} tensors "
-                    f"instead of {again.after_pack - again.first_pack}"
-                )
+        return call, flat, tensors
 
 
 class Entering:
@@ -262,6 +282,11 @@ class _Run:
         self.randoms: tuple[Any, Any] = (None, None)
         self.state = State(module)
 
+    @property
+    def guard(self) -> Guard:
+        """The runtime's."""
+        return self.owner.runtime.guard
+
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around the forward, inside PyTorch's own hooks, which these call."""
@@ -276,20 +301,45 @@ class _Run:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Around the second forward."""
+        self._begins_again()
+        try:
+            with self.state.restored(), self._alone():
+                yield
+        finally:
+            self._ended_again()
+
+    @entry()
+    def ended(self) -> None:
+        """The first forward has ended."""
+        self.state.look()
+        runtime, again = self.owner.runtime, self.description
+        if runtime.diverged is None and runtime.count != again.after_pack:
+            runtime.diverge(
+                f"{again.module} saved {runtime.count - again.first_pack} tensors "
+                f"instead of {again.after_pack - again.first_pack}"
+            )
+
+    @entry()
+    def _begins_again(self) -> None:
         self.state.prove(self.description.module)
-        with self.state.restored(), self._alone():
-            yield
+        runtime = self.owner.runtime
+        if runtime.timeline is not None:
+            runtime.timeline.enter(f"again: {self.description.module}")
+        runtime.loans.ensure(self.module.parameters())
+
+    @entry()
+    def _ended_again(self) -> None:
+        timeline = self.owner.runtime.timeline
+        if timeline is not None:
+            timeline.leave(f"again: {self.description.module}")
+        self.owner.ran += 1
+        self.owner.ran_ns += self.description.nanoseconds
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """What the second forward does to random numbers and running statistics is undone."""
         now = _randoms()
-        timeline = self.owner.runtime.timeline
-        name = f"again: {self.description.module}"
-        if timeline is not None:
-            timeline.enter(name)
         _LOCAL.within = getattr(_LOCAL, "within", 0) + 1
-        self.owner.runtime.loans.ensure(self.module.parameters())
         changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
         try:
             for norm in updating_norms(self.module):
@@ -304,15 +354,16 @@ class _Run:
                 buffers.update(before)
             _set_randoms(now)
             _LOCAL.within -= 1
-            if timeline is not None:
-                timeline.leave(name)
-            self.owner.ran += 1
-            self.owner.ran_ns += self.description.nanoseconds
 
     def _pack(self, inner: Callable[[Any], Any], tensor: torch.Tensor) -> _Saved:
+        return self._saved(inner(tensor), tensor)
+
+    @entry(lambda self, inner, tensor: _Saved(-1, inner, witness(tensor), tensor.shape))
+    def _saved(self, inner: Any, tensor: torch.Tensor) -> _Saved:
+        """What autograd keeps of a tensor, given what PyTorch's checkpoint keeps."""
         runtime = self.owner.runtime
         number = runtime.counted(tensor)
-        saved = _Saved(number, inner(tensor), witness(tensor), tensor.shape)
+        saved = _Saved(number, inner, witness(tensor), tensor.shape)
         if number in self.stays:
             saved.stays = runtime.stays(number, tensor)
         elif self.verify:
@@ -323,19 +374,22 @@ class _Run:
         return saved
 
     def _unpack(self, inner: Callable[[Any], torch.Tensor], saved: _Saved) -> torch.Tensor:
-        runtime = self.owner.runtime
         if saved.witness._version != saved.version:
-            raise RuntimeError(changed(saved.witness, saved.version, list(saved.shape)))
-        runtime.unpacked(saved.number)
+            raise meant(RuntimeError(changed(saved.witness, saved.version, list(saved.shape))))
+        self._asked_for(saved)
         if saved.stays is not None:
-            return runtime.unpack_of(saved.stays)
-        if not self.counted:
-            self.counted = True
-            self.owner.deaths += sum(reference.expired() for reference in set(self.mortal))
-            self.mortal = []
+            return self.owner.runtime.unpack_of(saved.stays)
         if saved.original is None:
             return inner(saved.inner)
         return self._compared(inner, saved, saved.original)
+
+    @entry()
+    def _asked_for(self, saved: _Saved) -> None:
+        self.owner.runtime.unpacked(saved.number)
+        if saved.stays is None and not self.counted:
+            self.counted = True
+            self.owner.deaths += sum(reference.expired() for reference in set(self.mortal))
+            self.mortal = []
 
     def _compared(
         self, inner: Callable[[Any], torch.Tensor], saved: _Saved, original: torch.Tensor
@@ -349,12 +403,16 @@ class _Run:
             why = str(error).splitlines()[0]
             device = saved.witness.device
         else:
-            if found.stride() == saved.stride and same_bits(found, original):
+            if self._is_same(found, saved, original):
                 return found
             why = f"saved tensor {saved.number} of {tuple(original.shape)} came back different"
             device = found.device
         self.owner.differing.setdefault(self.description.key, why)
         return original.to(device)
+
+    @entry()
+    def _is_same(self, found: torch.Tensor, saved: _Saved, original: torch.Tensor) -> bool:
+        return found.stride() == saved.stride and same_bits(found, original)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten
 
 from neap.torch._calls import Call, Calls, view_of
 from neap.torch._exact import Exact
+from neap.torch._guard import Guard, entry
+from neap.torch._holder import Handle, Holder
 from neap.torch._recipe import recipe
+from neap.torch._spill import Recorded, fetched
 from neap.torch._storage import (
-    DTYPES,
     SCALAR_TYPES,
     Op,
     Operand,
@@ -30,6 +32,17 @@ from neap.torch._storage import (
     dtype_name,
     has_generator,
     storage_of,
+)
+from neap.torch._tensors import (
+    arguments,
+    host,
+    is_subclass,
+    is_subclass_type,
+    node_name,
+    offset,
+    plain_tensors,
+    strides,
+    unique,
 )
 from neap.torch._watch import BACKWARD, Watch, named_tensors
 
@@ -62,9 +75,13 @@ class Recorder(TorchDispatchMode):
         device: the type of the device whose tensors count, ``"cuda"`` or ``"cpu"``.
         watch: says where the script is; installed by the caller.
         saved: also record what autograd saves for backward. Changes nothing in what is computed.
+        spills: whether what autograd saves is on the host until backward needs it. It is recorded
+            as if it stayed.
     """
 
-    def __init__(self, device: str, watch: Watch, saved: bool = False) -> None:
+    def __init__(
+        self, device: str, watch: Watch, saved: bool = False, spills: bool = False
+    ) -> None:
         super().__init__()
         self.device = device
         self.watch = watch
@@ -91,7 +108,7 @@ class Recorder(TorchDispatchMode):
         """Calls of modules, where saved tensors are recorded too."""
         self._saved = saved
         self._hooks: Any = None
-        self._calls = Calls(self._now, watch.name_of, self._called)
+        self._calls = Calls(self._now, watch.name_of, self._called, watch.guard)
         self._packed = 0
         self._unpacked = 0
         self._anchors: dict[Storage, torch.UntypedStorage] = {}
@@ -101,6 +118,12 @@ class Recorder(TorchDispatchMode):
         self._statistics = device == "cuda" and torch.cuda.is_available()
         self._entered = False
         self._exact = Exact(watch)
+        self._spill = Recorded(self.storages, lambda: len(self.ops)) if spills else None
+
+    @property
+    def guard(self) -> Guard:
+        """The watch's."""
+        return self.watch.guard
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -133,9 +156,10 @@ class Recorder(TorchDispatchMode):
         self._packed = self._unpacked = 0
         if self._statistics:
             statistics = torch.cuda.memory_stats()
-            self.allocated.append(statistics["allocated_bytes.all.current"])
+            away = self._away
+            self.allocated.append(statistics["allocated_bytes.all.current"] + away)
             if len(self.cuts) > 1:
-                self.peaks.append(max(self._peak, statistics["allocated_bytes.all.peak"]))
+                self.peaks.append(max(self._peak, statistics["allocated_bytes.all.peak"] + away))
             self._peak = 0
         self._name()
 
@@ -151,6 +175,22 @@ class Recorder(TorchDispatchMode):
         self._entered = False
         self.cut()
         self.__exit__(None, None, None)
+        self._let_go()
+
+    def is_on_top(self) -> bool:
+        """Whether the mode can be left now: the script has entered none since that it has not
+        left.
+        """
+        return not self._entered or _get_current_dispatch_mode() is self
+
+    def give_up(self) -> None:
+        """After a failure: ends where nothing is to be known any more."""
+        if self._entered:
+            self._entered = False
+            self.__exit__(None, None, None)
+            self._let_go()
+
+    def _let_go(self) -> None:
         if self._hooks is not None:
             self._hooks.__exit__(None, None, None)
             self._hooks = None
@@ -234,6 +274,7 @@ class Recorder(TorchDispatchMode):
         call.views = [view_of(tensor) for tensor in call.inputs]
         call.norm_storages = [known(tensor) for tensor in call.norms]
 
+    @entry(lambda self, tensor: (None, tensor.detach()))
     def _pack(self, tensor: torch.Tensor) -> Any:
         if self._exact.busy:
             return None, tensor
@@ -256,17 +297,20 @@ class Recorder(TorchDispatchMode):
             saved.recipe = made.node, [one for one, _ in made.inputs]
         self._packed += 1
         self.packs.append(saved)
-        kept = tensor.detach()  # Comes by the dispatch mode, so before it is counted.
-        if storage is None or storage.persistent:
-            return saved, kept
-        storage.saved.append(saved)
-        if storage not in self._anchors:
-            self._anchors[storage] = tensor.untyped_storage()
-        return saved, kept
+        spills = self._spill if storage is not None and not storage.persistent else None
+        spilled = None if spills is None else spills.pack(tensor)
+        kept = None if spilled is not None else tensor.detach()
+        # The latter comes by the dispatch mode, so before it is counted.
+        if storage is not None and not storage.persistent:
+            storage.saved.append(saved)
+            if spilled is None and storage not in self._anchors:
+                self._anchors[storage] = tensor.untyped_storage()
+        return saved, spilled or kept
 
+    @entry(lambda self, packed: self._value(packed[1]))
     def _unpack(self, packed: Any) -> torch.Tensor:
         saved: Saved | None = packed[0]
-        tensor: torch.Tensor = packed[1]
+        tensor = self._value(packed[1])
         if self._exact.busy or saved is None:
             return tensor
         now = len(self.ops)
@@ -277,6 +321,11 @@ class Recorder(TorchDispatchMode):
         saved.unpacks += 1
         saved.last_unpacked = now
         return tensor
+
+    def _value(self, kept: torch.Tensor | Holder | Handle) -> torch.Tensor:
+        if isinstance(kept, torch.Tensor):
+            return kept
+        return fetched(kept) if self._spill is None else self._spill.value(kept)
 
     def _loneliness(self, now: int) -> None:
         """Notes which saved storages nothing but autograd holds at the start of operator
@@ -292,6 +341,8 @@ class Recorder(TorchDispatchMode):
                 storage.alone = now
         for storage in gone:
             del self._anchors[storage]
+        if self._spill is not None:
+            self._spill.look()
 
     # -- operators
 
@@ -302,27 +353,52 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if any(is_subclass_type(kind) for kind in types):
             return NotImplemented
+        begun = self._operator_begins(args, kwargs)
+        out = func(*args, **kwargs)
+        if begun is not None:
+            self._operator_ended(func, args, kwargs, begun, out)
+        return out
+
+    @entry()
+    def _operator_begins(
+        self, args: Any, kwargs: Any
+    ) -> tuple[list[torch.Tensor], set[int], int] | None:
+        """The tensors of the device among the arguments, their storages, and what is allocated."""
         self.look()
         flat = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         flat = [x for x in flat if x.device.type == self.device]
         known = {s._cdata for s in map(storage_of, flat) if s is not None}
-        before = self._begin()
-        out = func(*args, **kwargs)
+        return flat, known, self._begin()
+
+    @entry()
+    def _operator_ended(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        begun: tuple[list[torch.Tensor], set[int], int],
+        out: Any,
+    ) -> None:
+        flat, known, before = begun
         after = self._end(before)
         try:
             self._note(func, args, kwargs, flat, known, out, after)
         except Exception as error:  # A recording that fails must not fail the script.
             if len(self.problems) < 20:
                 self.problems.append(f"{func}: {type(error).__name__}: {error}")
-        return out
+
+    @property
+    def _away(self) -> int:
+        """Bytes that are on the host for now."""
+        return 0 if self._spill is None else self._spill.away
 
     def _begin(self) -> int:
         if not self._statistics:
             return 0
         statistics = torch.cuda.memory_stats()
-        self._peak = max(self._peak, statistics["allocated_bytes.all.peak"])
+        self._peak = max(self._peak, statistics["allocated_bytes.all.peak"] + self._away)
         torch.cuda.reset_peak_memory_stats()
-        return int(statistics["allocated_bytes.all.current"])
+        return int(statistics["allocated_bytes.all.current"]) + self._away
 
     def _end(self, before: int) -> tuple[int, int, int] | None:
         if not self._statistics:
@@ -330,8 +406,8 @@ class Recorder(TorchDispatchMode):
         statistics = torch.cuda.memory_stats()
         return (
             before,
-            statistics["allocated_bytes.all.current"],
-            statistics["allocated_bytes.all.peak"],
+            statistics["allocated_bytes.all.current"] + self._away,
+            statistics["allocated_bytes.all.peak"] + self._away,
         )
 
     def _note(
@@ -508,92 +584,3 @@ class Recorder(TorchDispatchMode):
             return number if -(1 << 63) <= number < 1 << 63 else float(number)
         # Printing anything else, such as a storage, may take for ever.
         return str(value) if isinstance(value, torch.device) else type(value).__name__
-
-
-def arguments(schema: Any, args: Any, kwargs: Any) -> list[tuple[Any, str]]:
-    """All arguments of a call in the order of its schema, defaults included, with their types."""
-    found = []
-    for place, argument in enumerate(schema.arguments):
-        if place < len(args):
-            value = args[place]
-        elif argument.name in kwargs:
-            value = kwargs[argument.name]
-        else:
-            value = argument.default_value if argument.has_default_value() else None
-        found.append((value, str(argument.type)))
-    return found
-
-
-def host(tensor: torch.Tensor) -> dict[str, Any]:
-    """A tensor on the host, with its value if it is a number."""
-    form: dict[str, Any] = {"host": DTYPES.get(tensor.dtype, "u8"), "shape": list(tensor.shape)}
-    if (
-        tensor.dim() == 0
-        and tensor.device.type == "cpu"
-        and not tensor.is_complex()
-        and not is_subclass(tensor)
-    ):
-        number = float(tensor.item())
-        if number == number and number not in (float("inf"), float("-inf")):
-            form["value"] = number
-    return form
-
-
-def node_name(tensor: torch.Tensor) -> str:
-    """The autograd function that made a tensor; empty for a leaf.
-
-    What ``reshape`` makes has another name while a dispatch mode is on, so all views have one.
-    """
-    function = tensor.grad_fn
-    name: str = "" if function is None else function.name()
-    return "view" if name in VIEWS else name
-
-
-VIEWS = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0")
-
-
-def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The plain tensors that a tensor consists of: itself, or those inside a subclass such as
-    ``DTensor``.
-    """
-    if not is_subclass(tensor):
-        return [tensor]
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        return []
-    inner = []
-    for name in flatten()[0]:
-        value = getattr(tensor, name)
-        if isinstance(value, torch.Tensor):
-            inner += plain_tensors(value)
-    return inner
-
-
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
-def is_subclass_type(kind: type) -> bool:
-    """Whether tensors of this class dispatch by themselves."""
-    if kind in PLAIN:
-        return False
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
-
-
-def is_subclass(tensor: torch.Tensor) -> bool:
-    """Whether a tensor dispatches by itself and has no storage of its own."""
-    return is_subclass_type(type(tensor))
-
-
-def strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides; empty for a tensor without."""
-    return tuple(tensor.stride()) if tensor.layout == torch.strided else ()
-
-
-def offset(tensor: torch.Tensor) -> int:
-    """Offset into the storage; 0 for a tensor without."""
-    return int(tensor.storage_offset()) if tensor.layout == torch.strided else 0
-
-
-def unique(storages: Iterable[Storage | None]) -> list[Storage]:
-    """Each once, in order, without nothings."""
-    return list(dict.fromkeys(s for s in storages if s is not None))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from neap.torch._guard import meant
 from neap.torch._holder import flat, seen_as
 from neap.torch._recipe import Recipe, recipe
 from neap.torch._versions import witness
@@ -169,9 +170,11 @@ class Remakes:
         size = made.untyped_storage().nbytes()
         if original is None:
             if size != description.size:
-                raise RuntimeError(
-                    f"neap: {description.node} of {description.module or 'the script'} gave "
-                    f"{size} bytes in backward instead of {description.size}"
+                raise meant(
+                    RuntimeError(
+                        f"neap: {description.node} of {description.module or 'the script'} gave "
+                        f"{size} bytes in backward instead of {description.size}"
+                    )
                 )
             return made
         self.compared += 1

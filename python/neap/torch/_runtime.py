@@ -10,26 +10,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from neap.torch._enforce import Growth, reserved_now
-from neap.torch._holder import Counts, Handle, Holder, Kept, fills, flat, kept
+from neap.torch._guard import ALONE, Guard, each, entry, meant
+from neap.torch._holder import Counts, Handle, Holder, fault, fills, flat, kept, moved
 from neap.torch._lane import Lane
 from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter, noted, noting
 from neap.torch._pages import Pages
 from neap.torch._pinned import host_memory
 from neap.torch._recompute import Recompute
-from neap.torch._recorder import PLAIN
 from neap.torch._remake import Made, Remakes
 from neap.torch._schedule import Due, Schedule, due
-from neap.torch._storage import blocks
+from neap.torch._spill import Spill
+from neap.torch._storage import PLAIN, blocks
 from neap.torch._timeline import Timeline
 from neap.torch._turns import Turns
 from neap.torch._versions import changed
-from neap.torch._wanted import Wanted, differs, names_of, whole
+from neap.torch._wanted import Wanted, differs, wants, whole
 
 _STRIDED = torch.strided
 _PLAIN = frozenset(PLAIN)
@@ -54,6 +56,7 @@ class Runtime:
         parameters: Callable[[], dict[str, torch.Tensor]] = dict,
     ) -> None:
         self.device = device
+        self.guard: Guard = ALONE
         self.counts = Counts()
         self.recompute = Recompute(self, find)
         self.loans = Loans(device, parameters, self.counts)
@@ -64,6 +67,8 @@ class Runtime:
         """What is yet to be done in this iteration when backward begins."""
         self.turns: Turns | None = None
         """What moves states around updates inside backward."""
+        self.spill: Spill | None = None
+        """What keeps saved tensors on the host in an iteration that is not as planned."""
         self.timeline: Timeline | None = None
         self.meter: Meter | None = None
         self.schedule: Schedule | None = None
@@ -162,9 +167,7 @@ class Runtime:
             self._at("begin")
 
     def _wants(self, schedule: Schedule) -> list[Wanted]:
-        """What each saved tensor must be, ready for the comparison, and what keeps it."""
         keeps: dict[int, Any] = {}
-        acting = {*schedule.actions, *((kind, n) for kind, n, _ in schedule.trims)}
         first: set[int] = set()
         for n, a in enumerate(schedule.owner):
             if a is not None:
@@ -174,13 +177,12 @@ class Runtime:
         keeps.update((n, (self._lend, parcel)) for n, (parcel, _) in schedule.borrowed.items())
         for number, one in enumerate(schedule.remade):
             keeps.update(dict.fromkeys(one.packs, (self._remake, number)))
-        return [
-            (*view[:3], names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in acting or n == 0)
-            for n, (view, node) in enumerate(schedule.expected)
-        ]
+        return wants(schedule, keeps)
 
     def reached(self, kind: str, number: int = 0) -> None:
         """Backward, the optimizer's step, or a piece of that step begins."""
+        if self.spill is not None:
+            self.spill.look()
         if self.diverged is not None:
             return
         if kind == "backward" and self.schedule is not None and self.schedule.lent:
@@ -204,12 +206,7 @@ class Runtime:
 
     def _gave_back(self) -> None:
         """Memory was given back, and holders may have another storage."""
-        for holder in self._present():
-            if holder.base is not None and holder.here is not None:
-                holder.base = holder.here.untyped_storage()
-                if holder.base._cdata != holder.key:
-                    self._by_storage[holder.base._cdata] = self._by_storage.pop(holder.key)
-                    holder.key = holder.base._cdata
+        moved(self._present(), self._by_storage)
         if self.growth is not None:
             self.growth.reserved = reserved_now()
 
@@ -251,12 +248,20 @@ class Runtime:
         self.loans.stop()
         self.recompute.stop()
 
+    def give_up(self) -> list[str]:
+        """After a failure: nothing is moved any more, and parameters are back. What autograd holds
+        comes when it is asked for. Gives what failed again.
+        """
+        self.schedule, self._all, self.growth = None, [], None
+        return each([self._rest, self.recompute.stop, self.loans.give_up])
+
     def _rest(self) -> None:
         """Nothing is due any more in this iteration."""
         if self.turns is not None:
             self.turns.acting = False
         self._wanted, self._packs, self._unpacks, self._waiting = [], [None], [None], {}
 
+    @entry(lambda self, tensor: kept(tensor))
     def pack(self, tensor: torch.Tensor) -> Any:
         """Called by autograd for each tensor that it saves.
 
@@ -285,7 +290,7 @@ class Runtime:
             why = differs([] if schedule is None else schedule.expected, number, tensor)
             if why is not None:
                 self.diverge(why)
-                return kept(tensor)
+                return self._spilled(tensor)
             if keep == self._hold_all:
                 keep = self._hold
         if keep is not None:
@@ -303,18 +308,24 @@ class Runtime:
                 self.saves()
         return packed
 
-    def _unexpected(self, number: int, tensor: torch.Tensor) -> Kept:
+    def _unexpected(self, number: int, tensor: torch.Tensor) -> Any:
         """A tensor is saved in an iteration without a plan, or after all that were expected."""
         if self.schedule is not None and self.diverged is None:
             self.diverge(f"more than {len(self.schedule.expected)} saved tensors")
-        return kept(tensor)
+        return self._spilled(tensor)
 
+    def _spilled(self, tensor: torch.Tensor) -> Any:
+        """A tensor is kept, on the host where that is asked for."""
+        packed = None if self.spill is None else self.spill.pack(tensor)
+        return kept(tensor) if packed is None else packed
+
+    @entry(lambda self, packed: self.plainly(packed))
     def unpack(self, packed: Any) -> torch.Tensor:
         """Called by autograd when backward needs a saved tensor."""
         if type(packed) is tuple:
             tensor: torch.Tensor = packed[0]
             if tensor._version != packed[2]:
-                raise RuntimeError(changed(tensor, packed[2], list(tensor.shape)))
+                raise meant(RuntimeError(changed(tensor, packed[2], list(tensor.shape))))
             number = packed[1]
             unpacks = self._unpacks
             if (
@@ -330,7 +341,7 @@ class Runtime:
         saved: Holder | Handle = packed
         seen = saved.seen
         if seen is not None and seen._version != saved.version:
-            raise _fault(saved)
+            raise fault(saved)
         place, unpacks = saved.place, self._unpacks
         if self._waiting or self.loans.due or (place < len(unpacks) and unpacks[place] is not None):
             self.act(unpacks, place)
@@ -361,14 +372,22 @@ class Runtime:
         if type(packed) is tuple:
             tensor: torch.Tensor = packed[0]
             if tensor._version != packed[2]:
-                raise RuntimeError(changed(tensor, packed[2], list(tensor.shape)))
+                raise meant(RuntimeError(changed(tensor, packed[2], list(tensor.shape))))
             return tensor
         saved: Holder | Handle | Borrowed | Made = packed
         if saved.seen is not None and saved.seen._version != saved.version:
-            raise _fault(saved)
+            raise fault(saved)
         if isinstance(saved, Borrowed):
             return self.loans.unpack(saved)
         return self.remakes.unpack(saved) if isinstance(saved, Made) else self._held(saved)
+
+    def plainly(self, packed: Any) -> torch.Tensor:
+        """The same once nothing acts any more: each copy is waited for."""
+        if isinstance(packed, (Holder, Handle)):
+            packed.fetch()
+        elif isinstance(packed, Borrowed):
+            self.loans.restore(packed.lent)
+        return self.value(packed)
 
     def _lend(self, place: int, parcel: int, tensor: torch.Tensor) -> Any:
         return self.loans.pack(place, parcel, tensor) or kept(tensor, place)
@@ -419,6 +438,7 @@ class Runtime:
         packed = None if one is None else self.loans.pack(number, one[0], tensor)
         return tensor.detach() if packed is None else packed
 
+    @entry(lambda self, stays: self.plainly(stays) if type(stays) is Borrowed else stays)
     def unpack_of(self, stays: Any) -> torch.Tensor:
         """The tensor that :meth:`stays` kept."""
         return self.loans.unpack(stays) if type(stays) is Borrowed else stays
@@ -519,20 +539,15 @@ class Runtime:
     def _send(self, leaving: list[Holder]) -> None:
         """Asks for copies to the host."""
         lane = self._out
-        if lane is not None:
-            lane.__enter__()
         counts, guests, notes = self.counts, self._guests, noting(self.timeline, self.meter)
-        try:
+        with lane or nullcontext():
             for holder in leaving:
                 one, host, seen = holder.number, holder.slot, holder.seen
                 if host is None:
                     assert holder.base is not None
                     host, seen = self._slots[one], flat(holder.base)
                 assert seen is not None
-                if notes is None:
-                    host.copy_(seen, True)
-                else:
-                    noted(notes, host, seen, ("to host", f"activation {one}"))
+                noted(notes, host, seen, ("to host", f"activation {one}"))
                 holder.host = host
                 if lane is not None:
                     lane.ended(one)
@@ -540,9 +555,6 @@ class Runtime:
                 guests[one] = self._holders[one]
                 counts.swapped_out += 1
                 counts.bytes_out += self._sizes[one]
-        finally:
-            if lane is not None:
-                lane.__exit__()
 
     def _drop(self, holder: Holder) -> None:
         base, seen = holder.base, holder.seen
@@ -561,42 +573,33 @@ class Runtime:
 
     def _bring(self, coming: list[Holder]) -> None:
         """Asks for copies of what is on the host to the device."""
+        room: list[torch.Tensor] = []
         for holder in coming:
             host = holder.host
             assert host is not None
             # On the compute stream: a side stream would have memory of its own.
-            holder.here = torch.empty_like(host, device=holder.device)
+            room.append(torch.empty_like(host, device=holder.device))
         lane, counts, notes = self._in, self.counts, noting(self.timeline, self.meter)
-        if lane is not None:
-            # The compute stream waited for the copy to the host before the bytes were dropped.
-            lane.__enter__()
-        try:
-            for holder in coming:
-                one, here, host = holder.number, holder.here, holder.host
-                assert here is not None and host is not None
-                if notes is None:
-                    here.copy_(host, True)
-                else:
-                    noted(notes, here, host, ("to device", f"activation {one}"))
+        # The compute stream waited for the copy to the host before the bytes were dropped.
+        with lane or nullcontext():
+            for holder, here in zip(coming, room):
+                one, host = holder.number, holder.host
+                assert host is not None
+                noted(notes, here, host, ("to device", f"activation {one}"))
+                holder.here = here
                 if lane is not None:
-                    lane.ended(one)
                     holder.coming = True
+                    lane.ended(one)
                 counts.swapped_in += 1
                 counts.bytes_in += self._sizes[one]
-        finally:
-            if lane is not None:
-                lane.__exit__()
 
     def _late(self, holder: Holder) -> torch.Tensor:
         """Nothing has asked for the copy to the device yet."""
+        if holder.number < 0:
+            holder.fetch()
+            assert holder.here is not None
+            return holder.here
         self.counts.late += 1
         self._bring([holder])
         assert holder.here is not None
         return holder.here
-
-
-def _fault(saved: Holder | Handle | Borrowed | Made) -> RuntimeError:
-    """What PyTorch says of a saved tensor that was changed in place."""
-    assert saved.seen is not None
-    shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
-    return RuntimeError(changed(saved.seen, saved.version, list(shape)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -14,11 +15,10 @@ from typing import Any
 import torch
 
 from neap.torch._fit import Fit
+from neap.torch._guard import Guard, entry, line
 from neap.torch._schedule import Schedule
 from neap.torch._share import Share
-
-OLDEST = (2, 6)
-"""The oldest PyTorch whose hooks do what is needed here."""
+from neap.torch._versions import OLDEST, version
 
 
 def say(text: str) -> None:
@@ -28,8 +28,7 @@ def say(text: str) -> None:
 
 def too_old() -> str | None:
     """Why this PyTorch can't be used, if it can't."""
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < OLDEST:
+    if version() < OLDEST:
         return (
             f"neap needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later, this is {torch.__version__}; "
             "the script runs as it is"
@@ -54,31 +53,62 @@ class Script:
         sys.excepthook = self._failed
         atexit.register(self.end)
 
+    @property
+    def guard(self) -> Guard:
+        """The fit's."""
+        return self.fitted.guard
+
     def _failed(self, kind: type[BaseException], value: BaseException, trace: Any) -> None:
+        self._look_at(value)
+        self._excepthook(kind, value, trace)
+
+    @entry()
+    def _look_at(self, value: BaseException) -> None:
         if isinstance(value, torch.OutOfMemoryError) and not self.fitted.has_plan:
             say("neap: out of memory before there was a plan")
             if self._folder is not None and os.getpid() == self._process:
-                (self._folder / f"oom-{self._process}").touch()
-        self._excepthook(kind, value, trace)
+                _write(self._folder / f"oom-{self._process}", _card())
 
+    @entry(lambda self: self._end())
     def end(self) -> None:
         """Closes, and reports if the process trained."""
+        self._end()
+
+    def _end(self) -> None:
         if self._ended or os.getpid() != self._process:
             return
-        self._ended = True
         report = self.fitted.close(bring_back=False)
+        self._ended = True
         if not report.planned and not report.unplanned and not self.fitted.has_plan:
             return
         say(str(report))
         if self._folder is not None:
             form = {"pid": self._process, "rank": rank(), **asdict(report)}
-            path = self._folder / f"report-{self._process}.json"
-            partial = path.with_suffix(".tmp")
-            try:
-                partial.write_text(json.dumps(form), encoding="utf-8")
-                os.replace(partial, path)
-            except OSError:  # The folder is gone when the command outlives ``neap torch``.
-                return
+            _write(self._folder / f"report-{self._process}.json", form)
+
+
+def _write(path: Path, form: dict[str, Any]) -> None:
+    """Writes a file that appears whole or not at all."""
+    partial = path.with_name(f"{path.name}.tmp")
+    # The folder is gone when the command outlives ``neap torch``.
+    with contextlib.suppress(OSError):
+        partial.write_text(json.dumps(form), encoding="utf-8")
+        os.replace(partial, path)
+
+
+def _card() -> dict[str, Any]:
+    """What the dry device must have in common with the card that this process uses."""
+    try:
+        about = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return {
+            "name": about.name,
+            "capability": 10 * about.major + about.minor,
+            "multiprocessors": about.multi_processor_count,
+            "memory_bytes": about.total_memory,
+            "devices": torch.cuda.device_count(),
+        }
+    except Exception:  # A device that does not answer any more: what is not known is left out.
+        return {}
 
 
 def rank() -> int:
@@ -89,6 +119,16 @@ def rank() -> int:
 
 def install() -> Script | None:
     """Begins, by the environment that ``neap torch`` made. Does nothing with ``NEAP_OFF=1``."""
+    try:
+        return _install()
+    except Exception as error:
+        if os.environ.get("NEAP_TORCH_STRICT") == "1":
+            raise
+        say(line("install", error))
+        return None
+
+
+def _install() -> Script | None:
     if os.environ.get("NEAP_OFF") == "1":
         return None
     why = too_old()

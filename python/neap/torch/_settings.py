@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from neap.torch._calls import updating_norms
+from neap.torch._guard import meant
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -52,10 +53,12 @@ class State:
         for name, tensor, version in self._tensors:
             if now.get(name) is not tensor or tensor._version != version:
                 where = ".".join(part for part in (module, name) if part)
-                raise RuntimeError(
-                    f"neap: {where} was changed between forward and backward, so the call of "
-                    f"{module or 'the model'} can't run again; pass recompute=False to "
-                    "neap.torch.fit, or --no-recompute to neap torch"
+                raise meant(
+                    RuntimeError(
+                        f"neap: {where} was changed between forward and backward, so the call of "
+                        f"{module or 'the model'} can't run again; pass recompute=False to "
+                        "neap.torch.fit, or --no-recompute to neap torch"
+                    )
                 )
 
     @contextmanager

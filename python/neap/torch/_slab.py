@@ -76,6 +76,10 @@ class Slab:
             owner[name] = host
         return True
 
+    def is_here(self) -> bool:
+        """Whether the optimizer's state has the tensors on the device."""
+        return self._owned(self._views) is not None
+
     def versions(self) -> list[int]:
         """How often each tensor on the device was written to."""
         return [view._version for view in self._views]

@@ -12,19 +12,19 @@ states alone, so each part is updated like a parameter of its own, over the same
 
 from __future__ import annotations
 
-import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
+from neap.torch._guard import Guard, each, entry, theirs
 from neap.torch._holder import dense, seen_as
 from neap.torch._lane import Lane, copy
+from neap.torch._pieces import Moves, Part, Piece, alike, free, same, updated
 from neap.torch._pinned import host_memory
-from neap.torch._recorder import is_subclass
 from neap.torch._slab import Slab
 from neap.torch._storage import blocks
+from neap.torch._tensors import is_subclass
 from neap.torch._watch import Around, Watch
 
 DIVISIBLE: tuple[type[Optimizer], ...] = (
@@ -89,50 +89,6 @@ def bounds(size: int, states: int, piece: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, size)) for first in range(0, size, step)]
 
 
-@dataclass(eq=False)
-class Part:
-    """Some elements of a parameter in the order of its memory, `first` to before `after`."""
-
-    parameter: torch.Tensor
-    first: int
-    after: int
-    shadow: torch.Tensor | None = None
-    """What the optimizer updates while it updates this part: the same memory as a vector."""
-
-    @property
-    def last(self) -> bool:
-        """Whether the parameter ends here."""
-        return self.after == self.parameter.numel()
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These elements of a tensor that has the parameter's shape and strides."""
-        start = tensor.storage_offset() + self.first
-        return tensor.detach().as_strided((self.after - self.first,), (1,), start)
-
-
-class Piece:
-    """What is updated by one call of the step.
-
-    Attributes:
-        groups: its parameters and parts of parameters, by the optimizer's groups.
-        away: the parameters whose states come for it.
-        parts: the parts of parameters among what it updates.
-        slabs: where the states of all parameters in :attr:`away` lie; none while they lie apart.
-        present: those of the slabs that are on the device.
-    """
-
-    def __init__(self, groups: int) -> None:
-        self.groups: list[list[torch.Tensor | Part]] = [[] for _ in range(groups)]
-        self.away: list[torch.Tensor] = []
-        self.parts: list[Part] = []
-        self.slabs: list[Slab] = []
-        self.present: list[Slab] = []
-
-    def whole(self) -> bool:
-        """Whether all states that come for it are on the device, in slabs."""
-        return bool(self.slabs) and len(self.present) == len(self.slabs)
-
-
 class States:
     """Keeps the states of some parameters on the host between the steps of one optimizer.
 
@@ -159,6 +115,11 @@ class States:
         self._leaving: list[torch.Tensor | Slab] = []
         """States on the device whose copies to the host may not have ended."""
         self._groups: list[list[torch.Tensor]] | None = None
+        """The parameters of each group, while a step has others in their place."""
+        self._given: Any = None
+        """The arguments of the step that runs, once its closure was called."""
+        self._left: list[Piece] | None = None
+        """The pieces of that step that are yet to be updated."""
         self._pieces: list[Piece] = []
         self._divided: list[list[torch.Tensor]] = []
         """The parameters, by group, that :attr:`_pieces` are for."""
@@ -182,20 +143,35 @@ class States:
                 lane.ends = [torch.cuda.Event(), torch.cuda.Event()]
         for parameter in parameters:
             self._away[parameter] = {}
-        to: list[torch.Tensor] = []
-        source: list[torch.Tensor] = []
-        self._leave(parameters, to, source)
-        copy(self._out, to, source, 0)
-        self._leaving += source
+        moves = Moves()
+        self._leave(parameters, moves)
+        copy(self._out, moves.to, moves.source, 0)
+        moves.take_place()
+        self._leaving += moves.source
         self._arrived_on_host()
         self._around.add(self._before, self._finish)
         self.watch.at_step.append(self._make_room)
 
+    @property
+    def guard(self) -> Guard:
+        """The watch's."""
+        return self.watch.guard
+
     def stop(self) -> None:
         """Brings everything back for good."""
-        if not self._around.remove():
-            return
-        self.watch.at_step.remove(self._make_room)
+        if self._around.remove():
+            self._back_for_good()
+
+    def give_up(self) -> None:
+        """After a failure: the same, within a step when that has ended. Hooks stay until
+        :meth:`stop`, as they may be running.
+        """
+        if self._given is None:
+            self._back_for_good()
+
+    def _back_for_good(self) -> None:
+        if self._make_room in self.watch.at_step:
+            self.watch.at_step.remove(self._make_room)
         self._restore_groups()
         self._bring_all()
         self._away.clear()
@@ -210,12 +186,8 @@ class States:
         states: dict[str, Any] = self.optimizer.state.get(parameter, {})
         return states
 
-    def _leave(
-        self, parameters: list[torch.Tensor], to: list[torch.Tensor], source: list[torch.Tensor]
-    ) -> None:
-        """Puts tensors of the host into these parameters' states; what must be copied is added to
-        the lists.
-        """
+    def _leave(self, parameters: list[torch.Tensor], moves: Moves) -> None:
+        """Tensors of the host are to take the place of these parameters' states."""
         for parameter in parameters:
             states = self._states(parameter)
             hosts = self._away[parameter]
@@ -240,18 +212,13 @@ class States:
                     known = hosts[key] = bare.set_(
                         pool.untyped_storage(), 0, state.size(), state.stride()
                     )
-                to.append(known)
-                source.append(state)
-                states[key] = known
+                moves.add(known, state, states, key)
                 self.bytes_out += blocks(state.nbytes)
 
-    def _come(
-        self, parameters: list[torch.Tensor], to: list[torch.Tensor], source: list[torch.Tensor]
-    ) -> None:
-        """Puts tensors of the device into these parameters' states, each in memory of its own; what
-        must be copied is added to the lists.
+    def _come(self, parameters: list[torch.Tensor], moves: Moves) -> None:
+        """Tensors of the device, each in memory of its own, are to take the place of these
+        parameters' states.
         """
-        come: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
         for parameter in parameters:
             states = self._states(parameter)
             device = parameter.device
@@ -262,73 +229,67 @@ class States:
                 here = torch.empty_strided(
                     host.shape, host.stride(), dtype=host.dtype, device=device
                 )
-                come.append((states, key, host, here))
-        for states, key, host, here in come:  # All of them have found memory.
-            to.append(here)
-            source.append(host)
-            states[key] = here
-            self.bytes_in += blocks(host.nbytes)
+                moves.add(here, host, states, key)
+                self.bytes_in += blocks(host.nbytes)
 
     def _bring(self, piece: Piece, number: int) -> None:
         """Asks for copies of a piece's states to the device."""
-        to: list[torch.Tensor] = []
-        source: list[torch.Tensor] = []
+        moves = Moves()
         try:
             for slab in piece.slabs:
                 if slab.come():
                     piece.present.append(slab)
-                    to.append(slab.here)
-                    source.append(slab.host)
+                    moves.add(slab.here, slab.host)
                     self.bytes_in += slab.size
             for part in piece.parts:
-                part.shadow = self._shadow(part, to, source)
+                part.shadow = self._shadow(part, moves)
             if piece.away and not piece.whole():
-                self._come(piece.away, to, source)
+                self._come(piece.away, moves)
+            copy(self._in, moves.to, moves.source, number)
         except BaseException:  # No memory: what did not come yet is still on the host.
-            for part in piece.parts:
-                if part.shadow is not None:
-                    del self.optimizer.state[part.shadow]
-                    part.shadow = None
+            self._forget_shadows(piece.parts)
             for slab in piece.present:
                 slab.go()
                 slab.free()
             piece.present = []
             raise
-        copy(self._in, to, source, number)
+        moves.take_place()
         self._here.append(piece)
 
     def _bring_all(self) -> None:
-        """All states come, and the compute stream waits for them."""
-        to: list[torch.Tensor] = []
-        source: list[torch.Tensor] = []
-        self._come(list(self._away), to, source)
-        copy(self._in, to, source, 0)
-        self._wait(self._in, 0)
+        """All states come, by copies that are waited for."""
+        moves = Moves()
+        self._come(list(self._away), moves)
+        moves.run()
+        moves.take_place()
 
-    def _put_away(self, piece: Piece, number: int) -> None:
-        """Asks for copies of a piece's states to the host; their memory is given back later."""
-        to: list[torch.Tensor] = []
-        source: list[torch.Tensor] = []
+    def _put_away(self, piece: Piece, number: int, plainly: bool = False) -> None:
+        """Asks for copies of a piece's states to the host, or makes them at once; their memory is
+        given back later.
+        """
+        moves = Moves()
         whole = piece.whole()
-        for slab in piece.present:
-            if slab.go():
-                to.append(slab.host)
-                source.append(slab.here)
-                self.bytes_out += slab.size
-            else:
-                whole = False
-        if piece.away and not whole:
-            self._leave(piece.away, to, source)
-        self._take_back(piece.parts, to, source)
-        copy(self._out, to, source, number)
-        self._leaving += [*source, *piece.present]
+        going = [slab for slab in piece.present if slab.is_here()]
+        for slab in going:
+            moves.add(slab.host, slab.here)
+            self.bytes_out += slab.size
+        if piece.away and not (whole and len(going) == len(piece.present)):
+            self._leave(piece.away, moves)
+        self._take_back(piece.parts, moves)
+        if plainly:
+            moves.run()
+        else:
+            copy(self._out, moves.to, moves.source, number)
+        for slab in going:
+            slab.go()
+        moves.take_place()
+        self._forget_shadows(piece.parts)
+        self._leaving += [*moves.source, *piece.present]
         piece.present = []
 
-    def _shadow(
-        self, part: Part, to: list[torch.Tensor], source: list[torch.Tensor]
-    ) -> torch.Tensor:
+    def _shadow(self, part: Part, moves: Moves) -> torch.Tensor:
         """The part as a parameter with states of its own: views of those on the device, and room
-        on the device for those on the host, whose copies are added to the lists.
+        on the device for those on the host, which are to be copied.
         """
         parameter = part.parameter
         hosts = self._away.get(parameter, {})
@@ -340,8 +301,7 @@ class States:
             elif state is hosts.get(key):
                 host = part.of(state)
                 own[key] = torch.empty_like(host, device=parameter.device)
-                to.append(own[key])
-                source.append(host)
+                moves.add(own[key], host)
                 self.bytes_in += blocks(host.nbytes)
             else:
                 # All parts count the same steps.
@@ -349,25 +309,26 @@ class States:
         self.optimizer.state[shadow] = own
         return shadow
 
-    def _take_back(
-        self, parts: list[Part], to: list[torch.Tensor], source: list[torch.Tensor]
-    ) -> None:
-        """The parts' states go to the host; what must be copied is added to the lists."""
+    def _take_back(self, parts: list[Part], moves: Moves) -> None:
+        """The parts' states are to go to the host."""
         for part in parts:
             shadow, states = part.shadow, self._states(part.parameter)
             if shadow is None:
                 continue
-            own = self.optimizer.state.pop(shadow)
             hosts = self._away.get(part.parameter, {})
-            part.shadow = None
-            for key, state in own.items():
+            for key, state in self.optimizer.state[shadow].items():
                 whole = states.get(key)
                 if key in hosts and whole is hosts[key]:
-                    to.append(part.of(hosts[key]))
-                    source.append(state)
+                    moves.add(part.of(hosts[key]), state)
                     self.bytes_out += blocks(state.nbytes)
                 elif part.last and isinstance(whole, torch.Tensor) and whole.dim() == 0:
                     whole.copy_(state)
+
+    def _forget_shadows(self, parts: list[Part]) -> None:
+        for part in parts:
+            if part.shadow is not None:
+                del self.optimizer.state[part.shadow]
+                part.shadow = None
 
     @staticmethod
     def _wait(lane: Lane | None, number: int) -> None:
@@ -384,8 +345,10 @@ class States:
 
     # -- a step
 
+    @entry(lambda self, optimizer, args, kwargs: self._plainly(optimizer, args, kwargs))
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._restore_groups()  # A step that raised an exception has no end.
+        self._given = self._left = None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         whole = [group["params"] for group in optimizer.param_groups]
         if any(not isinstance(p, list) for p in whole):
@@ -393,13 +356,15 @@ class States:
             return None
         if closure is not None:
             # These classes call it once, before they look at a gradient.
-            with torch.enable_grad():
+            with torch.enable_grad(), theirs():
                 loss = closure()
             args, kwargs = args[:1], {**kwargs, "closure": lambda: loss}
-        step = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
+        self._given = args, kwargs
+        if self.guard.broken:  # What failed in the closure has brought everything back.
+            return self._plainly(optimizer, args, kwargs)
         self._groups = [list(parameters) for parameters in whole]
         pieces = self._divide(self._groups)
-        groups = optimizer.param_groups
+        self._left = list(pieces)
         try:
             for number, piece in enumerate(pieces):
                 for call in self.watch.before_piece if number else ():
@@ -409,19 +374,57 @@ class States:
                 if self._ahead and number + 1 < len(pieces):
                     self._bring(pieces[number + 1], (number + 1) % 2)
                 self._wait(self._in, number % 2)
-                for group, parameters in zip(groups, piece.groups):
-                    group["params"] = [updated(one) for one in parameters]
                 self.pieces += 1
-                step(optimizer)
+                self._update(piece)
                 self._send_back(piece, number)
         except BaseException:
-            self._all_back()
-            self._restore_groups()
+            try:
+                self._all_back()
+            finally:
+                self._restore_groups()
             raise
         # The step that PyTorch runs itself finds nothing left to update.
         for group in optimizer.param_groups:
             group["params"] = []
-        return args, kwargs
+        return self._given
+
+    def _update(self, piece: Piece) -> None:
+        """Runs the step for a piece whose states are on the device."""
+        for group, parameters in zip(self.optimizer.param_groups, piece.groups):
+            group["params"] = [updated(one) for one in parameters]
+        step = type(self.optimizer).step.__wrapped__  # type: ignore[attr-defined]
+        try:
+            with theirs():
+                step(self.optimizer)
+        except BaseException:
+            self._given = self._left = None
+            raise
+        if self._left is not None:
+            self._left.remove(piece)
+
+    def _plainly(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """After a failure: all states are on the device, and what is left of the step runs."""
+        self._restore_groups()
+        self._in = self._out = None
+        each([lambda: self._all_back(plainly=True), self._bring_all])
+        given, left = self._given, self._left
+        if left is None or len(left) == len(self._pieces):  # PyTorch's own step updates all.
+            self._given = self._left = None
+            self._back_for_good()
+            return given
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        for piece in list(left):
+            come, go = Moves(), Moves()
+            for part in piece.parts:
+                part.shadow = self._shadow(part, come)
+            come.run()
+            self._update(piece)
+            self._take_back(piece.parts, go)
+            go.run()
+            self._forget_shadows(piece.parts)
+        for group in optimizer.param_groups:
+            group["params"] = []
+        return given
 
     def _divide(self, whole: list[list[torch.Tensor]]) -> list[Piece]:
         """The pieces of a step, which stay as they are while the same parameters have gradients."""
@@ -526,51 +529,32 @@ class States:
             self._leaving = []
         free(before)
 
-    def _all_back(self) -> None:
+    def _all_back(self, plainly: bool = False) -> None:
         """All states that are still on the device go to the host, which waits for them."""
         if self._here:  # A step that raised an exception may have been ahead.
             self._wait(self._in, 0)
             self._wait(self._in, 1)
         for piece in self._here:
-            self._put_away(piece, 0)
+            self._put_away(piece, 0, plainly)
         self._here = []
         self._arrived_on_host()
 
+    @entry(lambda self, *step: self._finish_plainly())
     def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore_groups()
         self._all_back()
+        self._given = self._left = None
+
+    def _finish_plainly(self) -> None:
+        """After a failure: the step has ended, and everything comes back for good."""
+        self._restore_groups()
+        self._in = self._out = None
+        each([lambda: self._all_back(plainly=True)])
+        self._given = self._left = None
+        self._back_for_good()
 
     def _restore_groups(self) -> None:
         if self._groups is not None:
             for group, parameters in zip(self.optimizer.param_groups, self._groups):
                 group["params"] = parameters
             self._groups = None
-
-
-def free(leaving: list[torch.Tensor | Slab]) -> None:
-    """Gives the memory of slabs back; a tensor's is given back with the tensor."""
-    for one in leaving:
-        if isinstance(one, Slab):
-            one.free()
-
-
-def updated(one: torch.Tensor | Part) -> torch.Tensor:
-    """What the optimizer updates for it: for a part its memory, with that of its gradient."""
-    if isinstance(one, torch.Tensor):
-        return one
-    shadow, gradient = one.shadow, one.parameter.grad
-    assert shadow is not None and gradient is not None
-    shadow.grad = one.of(gradient)
-    return shadow
-
-
-def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, strides and type."""
-    return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
-
-
-def same(one: list[list[torch.Tensor]], other: list[list[torch.Tensor]]) -> bool:
-    """Whether two lists of lists hold the same tensors."""
-    return len(one) == len(other) and all(
-        len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(one, other)
-    )

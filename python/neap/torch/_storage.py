@@ -55,6 +55,10 @@ def blocks(size: int) -> int:
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""The classes of tensors that don't dispatch by themselves."""
+
+
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """The storage of a tensor, or nothing for sparse tensors and subclasses that have none."""
     try:
@@ -234,6 +238,16 @@ class Storages:
         self.all.append(made)
         self._living[key] = made
         return made
+
+    def leave(self, storage: Storage) -> None:
+        """Its bytes leave the device, and it lives on."""
+        self._living = {key: one for key, one in self._living.items() if one is not storage}
+
+    def come(self, storage: Storage, tensor: torch.Tensor) -> None:
+        """Its bytes are those of this tensor from now on."""
+        new = tensor.untyped_storage()
+        storage.reference = StorageWeakRef(new)
+        self._living[new._cdata] = storage
 
     def bury(self, now: int) -> None:
         """Notes which storages are gone at the start of operator ``now``."""

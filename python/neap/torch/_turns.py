@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from neap.torch._guard import Guard, entry
 from neap.torch._lane import Lane, copy
 from neap.torch._slab import Slab
 from neap.torch._watch import Around, Watch
@@ -69,6 +70,11 @@ class Turns:
         self._in: Lane | None = None
         self._out: Lane | None = None
 
+    @property
+    def guard(self) -> Guard:
+        """The watch's."""
+        return self._watch.guard
+
     def start(self) -> None:
         """The states leave."""
         if any(turn.parameter.is_cuda for turn in self._turns):
@@ -86,6 +92,14 @@ class Turns:
             return
         self._watch.after_backward.remove(self.leave)
         self.leave()
+        for turn in self._turns:
+            self._abandon(turn)
+
+    def give_up(self) -> None:
+        """After a failure: all states are on the device, by copies that are waited for. Hooks stay
+        until :meth:`stop`, as they may be running.
+        """
+        self._in = self._out = None
         for turn in self._turns:
             self._abandon(turn)
 
@@ -153,6 +167,8 @@ class Turns:
         came: list[Slab] = []
         try:
             came += [slab for slab in turn.slabs if slab.come()]
+            if len(came) == len(turn.slabs):
+                copy(self._in, [s.here for s in came], [s.host for s in came], number)
         except BaseException:  # No memory: what did not come is still on the host.
             for slab in turn.slabs:
                 if slab.go():
@@ -163,7 +179,6 @@ class Turns:
                 slab.here.copy_(slab.host)
             self._abandon(turn)
             return
-        copy(self._in, [s.here for s in turn.slabs], [s.host for s in turn.slabs], number)
         self.bytes += sum(slab.size for slab in turn.slabs)
         turn.here, turn.copied = True, False
         turn.versions = _versions(turn)
@@ -208,12 +223,14 @@ class Turns:
 
     # -- updates in the step
 
+    @entry()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """What has a gradient still is updated in the step."""
         for turn in self._turns:
             if turn.parameter.grad is not None:
                 self.before(turn.parameter)
 
+    @entry()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for turn in self._turns:
             if turn.here:

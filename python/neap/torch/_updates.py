@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch.optim.optimizer import Optimizer
 
 from neap.torch._early import Early, why_not
+from neap.torch._guard import each
 from neap.torch._schedule import Schedule, parameter_of
 from neap.torch._states import States, divisible
 from neap.torch._turns import Turns
@@ -60,6 +61,12 @@ class Updates:
             self._made += self._soon.updates
             self._soon.stop()
             self._soon = None
+
+    def give_up(self) -> list[str]:
+        """After a failure: all states are on the device, or will be when the step has ended that
+        runs just now. Gives what failed again.
+        """
+        return each([one.give_up for one in (*self._states, self.turns) if one is not None])
 
     def forget(self) -> None:
         """After :meth:`stop`: holds no optimizer any more."""

@@ -1,8 +1,31 @@
-"""PyTorch's check that no saved tensor was changed, which is lost under hooks, done again."""
+"""Which versions of PyTorch neap knows; and the versions of tensors: PyTorch's check that no saved
+tensor was changed, which is lost under hooks, done again.
+"""
 
 from __future__ import annotations
 
 import torch
+
+OLDEST, NEWEST = (2, 6), (2, 15)
+"""The oldest PyTorch whose hooks do what is needed here, and the newest that neap was tried with;
+docs/supported.md says what was tried.
+"""
+
+
+def version() -> tuple[int, ...]:
+    """Major and minor number of this PyTorch."""
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def newer_than_known() -> str | None:
+    """A note where this PyTorch is newer than those that neap was tried with."""
+    if version() <= NEWEST:
+        return None
+    return (
+        f"PyTorch {torch.__version__} is newer than those that neap was tried with (up to "
+        f"{NEWEST[0]}.{NEWEST[1]}); what it does not show any more is left out"
+    )
+
 
 _NOTHING: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 

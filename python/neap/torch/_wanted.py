@@ -9,8 +9,8 @@ import torch
 
 from neap.torch._calls import View
 from neap.torch._holder import dense
-from neap.torch._recorder import VIEWS, is_subclass, node_name
 from neap.torch._schedule import Schedule
+from neap.torch._tensors import VIEWS, is_subclass, node_name
 
 Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], tuple[str, ...], Any, int, bool]
 """What is expected of a saved tensor: type, shape, strides, names that the function that
@@ -60,3 +60,12 @@ def whole(schedule: Schedule, slots: Sequence[torch.Tensor]) -> list[torch.Tenso
         if dense(view, schedule.sizes[owner]):
             found[owner] = slots[owner].view(dtype).as_strided(shape, stride)
     return found
+
+
+def wants(schedule: Schedule, keeps: dict[int, Any]) -> list[Wanted]:
+    """What each saved tensor must be, ready for the comparison; ``keeps`` says what keeps it."""
+    acting = {*schedule.actions, *((kind, n) for kind, n, _ in schedule.trims)}
+    return [
+        (*view[:3], names_of(node), *keeps.get(n, (None, 0)), ("pack", n) in acting or n == 0)
+        for n, (view, node) in enumerate(schedule.expected)
+    ]

@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from neap.torch._guard import ALONE, Guard, entry
 from neap.torch._quiet import quiet
 
 FORWARD = "forward"
@@ -65,7 +66,8 @@ class Watch:
         roots: the modules that were called from outside any other module, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard = ALONE) -> None:
+        self.guard = guard
         self.at_step: list[StepCallback] = []
         self.before_piece: list[Callable[[int], None]] = []
         self.before_step: list[StepCallback] = []
@@ -80,6 +82,8 @@ class Watch:
         self.roots: dict[str, weakref.ref[torch.nn.Module]] = {}
         self.optimizers: list[weakref.ref[Optimizer]] = []
         self.stepping: Optimizer | None = None
+        self.within_step = False
+        """Whether a step's hooks may be running: none may be taken away then."""
         self.backward_depth = 0
         self.backwards = 0
         self.closures = False
@@ -253,6 +257,7 @@ class Watch:
         thread = threading.get_ident()
         return self._main if thread == self._main_thread else self._others.get(thread)
 
+    @entry(ends=True)
     def _enter(self, module: torch.nn.Module) -> None:
         inside = self._inside()
         if inside is None:
@@ -272,6 +277,14 @@ class Watch:
         for call in [*self.enter_module]:
             call(module, path)
 
+    def _left(self, module: torch.nn.Module) -> None:
+        """A module has ended that was entered before something failed."""
+        inside = self._inside()
+        while inside is not None and any(one is module for one in inside.modules):
+            inside.modules.pop()
+            inside.paths.pop()
+
+    @entry(_left)
     def _leave(self, module: torch.nn.Module) -> None:
         inside = self._inside()
         # An exception may have skipped inner ones.
@@ -284,7 +297,9 @@ class Watch:
         if inside is not self._main and inside is not None and not inside.modules:
             del self._others[threading.get_ident()]
 
+    @entry()
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self.within_step = True
         if not any(known() is optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
         for call in [*self.at_step]:
@@ -300,6 +315,7 @@ class Watch:
             return (args[0], outside, *args[2:]), kwargs
         return args, {**kwargs, "closure": outside}
 
+    @entry()
     def _begin_step(self, optimizer: Optimizer) -> None:
         for call in [*self.before_step]:
             call(optimizer)
@@ -321,11 +337,15 @@ class Watch:
 
         return outside
 
+    @entry(lambda self, *step: self._step_is_over())
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.stepping = None
+        self._step_is_over()
         self.backwards = 0
         for call in [*self.after_step]:
             call(optimizer)
+
+    def _step_is_over(self) -> None:
+        self.stepping, self.within_step = None, False
 
     def _run_engine(self, args: Any, kwargs: Any) -> Any:
         around = self.around_backward
@@ -348,11 +368,13 @@ class Watch:
                 self._leave_backward()
 
     @quiet
+    @entry(ends=True)
     def _enter_backward(self) -> None:
         for call in [*self.before_backward]:
             call()
 
     @quiet
+    @entry(ends=True)
     def _leave_backward(self) -> None:
         self.backwards += 1
         for call in [*self.after_backward]:

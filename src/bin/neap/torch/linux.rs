@@ -19,6 +19,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Flags;
+use super::card::Card;
 use super::serve::{self, Server};
 use crate::dry;
 use crate::dry::launch::{self, Memory};
@@ -111,9 +112,13 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let unpacked = unpack::unpack(scratch.path())?;
     let mut status = run(flags, flags.plan.as_deref(), &unpacked, scratch.path(), as_json)?;
     let mut reports = Reports::read(scratch.path());
-    if !status.success() && reports.out_of_memory && flags.plan.is_none() && !flags.no_second_run {
+    if let Some(card) = reports.out_of_memory.take()
+        && !status.success()
+        && flags.plan.is_none()
+        && !flags.no_second_run
+    {
         let plan = scratch.path().join("dry.plan.json");
-        dry_plan(flags, &unpacked, &plan)?;
+        dry_plan(flags, &card, &unpacked, &plan)?;
         if plan.exists() {
             note("note: starting the command again, with that plan from the first iteration on");
             let again = self::scratch()?;
@@ -250,9 +255,9 @@ fn paths(command: &mut Command, folders: &[&PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the script silently on a device that is never full and computes nothing, until it has a
-/// plan.
-fn dry_plan(flags: &Flags, unpacked: &Unpacked, plan: &Path) -> anyhow::Result<()> {
+/// Runs the script silently on a device that is never full and computes nothing, and is otherwise
+/// the script's own, until it has a plan: which kernels run depends on the device.
+fn dry_plan(flags: &Flags, card: &Card, unpacked: &Unpacked, plan: &Path) -> anyhow::Result<()> {
     note(
         "note: the first iterations do not fit; planning on the dry device (--no-second-run skips this)",
     );
@@ -260,8 +265,10 @@ fn dry_plan(flags: &Flags, unpacked: &Unpacked, plan: &Path) -> anyhow::Result<(
     let steps = DRY_STEPS.to_string();
     let asked = ["dry", "--steps", &steps, "--no-second-run", "--"].map(OsString::from);
     let Dry { flags: dry } = Dry::try_parse_from(asked.iter().chain(&flags.command))?;
-    let device = profile::load(&dry.device)?;
+    // What the card does not say is as in the profile that the plan is made by.
+    let device = profile::load(&flags.device)?;
     let mut command = launch::command(&dry, &device, Memory::UNLIMITED, unpacked, scratch.path())?;
+    command.envs(card.environment());
     environment(&mut command, flags, None, scratch.path())?;
     paths(&mut command, &[&unpacked.hook, &unpacked.torch_hook, &unpacked.python])?;
     command.env("NEAP_TORCH_SAVE_PLAN", plan);
@@ -280,19 +287,21 @@ fn dry_plan(flags: &Flags, unpacked: &Unpacked, plan: &Path) -> anyhow::Result<(
 /// What the processes of the script left.
 struct Reports {
     reports: Vec<Value>,
-    /// One ran out of memory before any plan acted.
-    out_of_memory: bool,
+    /// The card on which one ran out of memory before any plan acted.
+    out_of_memory: Option<Card>,
 }
 
 impl Reports {
     fn read(scratch: &Path) -> Self {
-        let mut found = Self { reports: Vec::new(), out_of_memory: false };
+        let mut found = Self { reports: Vec::new(), out_of_memory: None };
         let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).collect();
         paths.sort();
         for path in paths {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            found.out_of_memory |= name.starts_with("oom-");
+            if name.starts_with("oom-") && found.out_of_memory.is_none() {
+                found.out_of_memory = Some(Card::read(&path));
+            }
             if name.starts_with("report-")
                 && let Some(report) =
                     fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok())

@@ -1,6 +1,8 @@
 //! `neap torch`: runs a PyTorch training script, unchanged, within a budget of device memory.
 
 #[cfg(target_os = "linux")]
+mod card;
+#[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]
 mod serve;
@@ -53,7 +55,8 @@ pub struct Flags {
     pub early_updates: bool,
     /// Refuse what would reserve more than the budget, with PyTorch's OutOfMemoryError. Without
     /// it, what has no plan, such as an evaluation, may where the device has room. A share of a
-    /// server always binds.
+    /// server always binds. Also lets an unexpected error of neap's own end the script; without
+    /// it that is said in a line, and the script goes on without neap.
     #[arg(long)]
     pub strict: bool,
     /// Make every plan anew in place of taking it from the cache.

@@ -6,8 +6,14 @@ import sys
 
 
 def _begin():
-    from neap.torch import _script
-
+    try:
+        from neap.torch import _script
+    except Exception as error:  # Such as a PyTorch that has something no more.
+        if os.environ.get("NEAP_TORCH_STRICT") == "1":
+            raise
+        said = f"{type(error).__name__}: {error}"
+        print(f"neap: it can't work with this PyTorch ({said}); the script runs without neap", file=sys.stderr)
+        return
     _script.install()
 
 

@@ -1,0 +1,78 @@
+//! The card that a script ran out of memory on, as PyTorch described it.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+
+/// What the dry device must have in common with the card for the script to run the same kernels.
+/// What a process could not find out is left open.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Card {
+    name: Option<String>,
+    /// The compute capability, major × 10 + minor.
+    capability: Option<u32>,
+    multiprocessors: Option<u32>,
+    /// What the card says it has; scripts choose sizes by it.
+    memory_bytes: Option<u64>,
+    /// How many cards the process sees.
+    devices: Option<u32>,
+}
+
+impl Card {
+    /// What a process of the script wrote when it ran out of memory.
+    pub fn read(path: &Path) -> Self {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    /// The settings that make the dry device this card.
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        let number = |n: u64| (n > 0).then(|| n.to_string());
+        let name = self.name.as_deref().filter(|name| !name.is_empty());
+        let settings = [
+            ("NEAP_DRY_CAPABILITY", self.capability.and_then(|n| number(n.into()))),
+            ("NEAP_DRY_MULTIPROCESSORS", self.multiprocessors.and_then(|n| number(n.into()))),
+            ("NEAP_DRY_TOTAL_BYTES", self.memory_bytes.and_then(number)),
+            ("NEAP_DRY_DEVICES", self.devices.and_then(|n| number(n.into()))),
+            ("NEAP_DRY_NAME", name.map(str::to_owned)),
+        ];
+        settings.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_that_no_profile_matches_is_taken_as_it_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("oom-7");
+        let text = r#"{"name": "NVIDIA Q", "capability": 121, "multiprocessors": 48,
+                       "memory_bytes": 137438953472, "devices": 2}"#;
+        fs::write(&path, text).expect("a file");
+        let found = Card::read(&path).environment();
+        let wanted = [
+            ("NEAP_DRY_CAPABILITY", "121"),
+            ("NEAP_DRY_MULTIPROCESSORS", "48"),
+            ("NEAP_DRY_TOTAL_BYTES", "137438953472"),
+            ("NEAP_DRY_DEVICES", "2"),
+            ("NEAP_DRY_NAME", "NVIDIA Q"),
+        ];
+        assert_eq!(found, wanted.map(|(name, value)| (name, value.to_owned())));
+    }
+
+    #[test]
+    fn what_a_process_could_not_write_is_left_to_the_profile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for text in ["", "{", "{\"capability\": 86}"] {
+            let path = folder.path().join("oom-7");
+            fs::write(&path, text).expect("a file");
+            let known = usize::from(text.ends_with('}') && text.len() > 2);
+            assert_eq!(Card::read(&path).environment().len(), known, "{text}");
+        }
+        assert_eq!(Card::read(&folder.path().join("none")), Card::default());
+    }
+}
