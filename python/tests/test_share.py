@@ -238,9 +238,17 @@ def test_a_line_that_is_no_offer_is_as_if_the_server_had_gone(tmp_path: Path, li
     assert share.join_with_plan("script", 7).share_bytes == 10**9
     until(lambda: share.newest() is None and share.gone, 20)
     share.took(Offer(1, 1, 1, ""))
+    assert share.has_just_gone() and not share.has_just_gone()
     # The same where it comes first.
     with pytest.raises(ShareError, match="nothing serves"):
         Share(Fake(tmp_path / "other", line).path).join_with_plan("script", 7)
+
+
+def test_a_server_that_is_found_gone_while_a_script_answers_is_noticed(tmp_path: Path) -> None:
+    share = Share(Fake(tmp_path / "gpu", json.dumps(OFFER).encode() + b"\n").path)
+    offer = share.join_with_plan("script", 7)
+    until(lambda: share.took(offer) or share.gone, 20)
+    assert share.newest() is None and share.has_just_gone()
 
 
 def test_what_a_later_server_says_besides_is_not_looked_at(tmp_path: Path) -> None:

@@ -88,9 +88,8 @@ class Joined:
         planner, share, search = self._search.planner, self._share, self._search
         if share is None or planner is None:
             return
-        known = share.gone
         offer = share.newest()
-        if share.gone and not known:
+        if share.has_just_gone():
             note = "what divided the GPU among scripts has ended; the share stays as it is"
             self._report.notes.append(note)
             self._say(f"neap: {note}")

@@ -93,6 +93,8 @@ class Share:
         self.path = path
         self.gone = False
         """Whether nothing serves the socket any more, or what does is no server of neap's."""
+        self._noticed = False
+        """Whether it was asked after that."""
         self.refused = ""
         """Why the server gives no share, if it said so."""
         self._read = b""
@@ -158,6 +160,11 @@ class Share:
                 more = b""
             self._add(more)
         return found
+
+    def has_just_gone(self) -> bool:
+        """Whether the server has gone, the first time that this is asked since it has."""
+        before, self._noticed = self._noticed, self.gone
+        return self.gone and not before
 
     def close(self) -> None:
         """Gives the share back."""
