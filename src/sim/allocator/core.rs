@@ -143,7 +143,7 @@ const fn place_of(stream: u32) -> usize {
 
 /// The stream whose pools are at a place.
 fn stream_of(place: usize) -> u32 {
-    id32(place / 2) | if place % 2 == 0 { 0 } else { PRIVATE }
+    id32(place / 2) | if place.is_multiple_of(2) { 0 } else { PRIVATE }
 }
 
 /// A caching allocator with a framework's rules.
