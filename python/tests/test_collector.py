@@ -118,7 +118,7 @@ class Knot:
 STEP
 gc.disable()
 for turn in range(8):
-    if turn == 4:
+    if turn == 2:
         gc.collect()  # What the script asks for is no matter of luck.
     Knot(torch.empty(40 << 20, dtype=torch.uint8, device="cuda"))
     END
@@ -139,13 +139,13 @@ def test_what_waits_for_the_collector_is_said(neap: str, tmp_path: Path, steps: 
     model = 8 << 20 if steps else 0
     turn = 40 << 20
     line = next(n for n, text in enumerate(script.splitlines()) if text.startswith("    Knot("))
-    assert peak["allocated_bytes"] == model + 4 * turn
+    assert peak["allocated_bytes"] == model + 6 * turn
     assert peak["cycles"] == {
-        "bytes": 4 * turn,
-        "lines": [{"line": f"train.py:{line + 1}", "bytes": 4 * turn}],
+        "bytes": 6 * turn,
+        "lines": [{"line": f"train.py:{line + 1}", "bytes": 6 * turn}],
         "peak_at_once_bytes": model + turn,
-        "peak_never_bytes": model + 4 * turn,
+        "peak_never_bytes": model + 6 * turn,
     }
-    assert f"note: 160.0 MiB of the peak are in reference cycles made at train.py:{line + 1}" in (
+    assert f"note: 240.0 MiB of the peak are in reference cycles made at train.py:{line + 1}" in (
         done.stderr
     )

@@ -258,7 +258,7 @@ fn what_is_malformed_is_refused() {
 #[test]
 fn demand_beyond_the_device_is_said() {
     let folder = Folder::new();
-    let rows = |gap: u64| (0..12).map(|n| format!("j{n},1GiB,1GiB,{},60\n", n * gap));
+    let rows = |gap: u64| (0..12).map(move |n| format!("j{n},1GiB,1GiB,{},60\n", n * gap));
     folder.write("over.csv", format!("{HEAD}{}", rows(40).collect::<String>()));
     let over = folder.neap(&["share", "over.csv"]);
     assert!(over.stderr.contains("150 % of what the device can do"), "{over:?}");
