@@ -24,6 +24,7 @@ def made(peak: int, budget: int = 1000 * MIB) -> Schedule:
     actions = {("pack", 1): [("out", 0), ("drop", 0)], ("unpack", 1): [("in", 0)]}
     schedule = Schedule([(view, ""), (view, "")], [0, None], [16], actions)
     schedule.peak_bytes, schedule.budget_bytes = peak, budget
+    schedule.unplanned_peak_bytes = 2 * peak
     return schedule
 
 

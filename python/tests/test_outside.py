@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,15 @@ def test_a_planner_that_hangs_does_not_make_training_wait(
             os.kill(pid, 0)
 
 
+@pytest.fixture
+def heeds_hangups() -> Iterator[None]:
+    """Tests that were started with nohup ignore the signal, and so would what they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeds_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("within", [False, True])
 def test_a_signal_while_planning_leaves_nothing(
@@ -168,6 +177,7 @@ def test_a_signal_while_planning_leaves_nothing(
             raise AssertionError(f"process {pid} is left")
 
 
+@pytest.mark.usefixtures("heeds_hangups")
 def test_a_scripts_own_handlers_stay() -> None:
     seen = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))

@@ -50,7 +50,10 @@ def start() -> None:
     functional, in_place, with_out = operators()
     for kernel, group in ((_functional, functional), (_in_place, in_place), (_with_out, with_out)):
         for operator in group:
-            stand_before(operator.name, partial(kernel, operator.call, operator))
+            try:
+                stand_before(operator.name, partial(kernel, operator.call, operator))
+            except Exception as error:
+                problem(f"values of {operator.name}", error)
     apply = torch.nn.Module._apply
 
     def moves(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -128,9 +131,20 @@ def _with_tensors(call: Any, args: Any) -> Any:
     kind = torch.result_type(*pair)
     changed = list(args)
     for place in range(first, first + 2):
-        if args[place].__class__ in _NUMBERS:
-            changed[place] = torch.scalar_tensor(args[place], dtype=kind, device="cpu")
+        value = args[place]
+        if value.__class__ in _NUMBERS:
+            key = value, value.__class__, kind
+            found = _numbers.get(key)
+            if found is None:
+                if len(_numbers) > 1024:
+                    _numbers.clear()
+                found = _numbers[key] = torch.scalar_tensor(value, dtype=kind, device="cpu")
+            changed[place] = found
     return tuple(changed)
+
+
+_numbers: dict[tuple[Any, type, torch.dtype], torch.Tensor] = {}
+"""Tensors for numbers; nothing writes to them."""
 
 
 def beside(work: Any, *args: Any) -> None:
@@ -271,7 +285,7 @@ def _trusted(tensor: torch.Tensor, args: Any) -> bool:
         same = source.is_cuda and source.dtype is tensor.dtype
         return not (same and tensor.is_floating_point())
     if tensor.is_floating_point():
-        return tensor.numel() == 1
+        return bool(args) and tensor.numel() == 1
     return tensor.dtype is not torch.uint8 or tensor.numel() <= _known.FILLED
 
 

@@ -51,7 +51,7 @@ pub fn of(flags: &Flags, file: &Path, trace: &Trace) -> anyhow::Result<Option<Re
             (flags.against.is_some(), "--against"),
             (!flags.device.is_empty(), "--device"),
         ],
-        &format!("{recorded}: its figures are measured and not estimated; {REMEDY}"),
+        format!("{recorded}: its figures are measured and not estimated; {REMEDY}"),
     )?;
     if trace.measured.iter().all(|m| m.allocated.is_none() && m.reserved.is_none()) {
         bail!("{recorded}, and its memory events have no totals; {REMEDY}");
