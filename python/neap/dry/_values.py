@@ -131,7 +131,7 @@ def _with_tensors(call: Any, args: Any) -> Any:
     kind = torch.result_type(*pair)
     changed = list(args)
     for place in range(first, first + 2):
-        value = args[place]
+        value: Any = args[place]
         if value.__class__ in _NUMBERS:
             key = value, value.__class__, kind
             found = _numbers.get(key)
