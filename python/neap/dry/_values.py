@@ -131,14 +131,15 @@ def _with_tensors(call: Any, args: Any) -> Any:
     kind = torch.result_type(*pair)
     changed = list(args)
     for place in range(first, first + 2):
-        value: Any = args[place]
+        value = args[place]
         if value.__class__ in _NUMBERS:
             key = value, value.__class__, kind
             found = _numbers.get(key)
             if found is None:
                 if len(_numbers) > 1024:
                     _numbers.clear()
-                found = _numbers[key] = torch.scalar_tensor(value, dtype=kind, device="cpu")
+                number: Any = value
+                found = _numbers[key] = torch.scalar_tensor(number, dtype=kind, device="cpu")
             changed[place] = found
     return tuple(changed)
 
