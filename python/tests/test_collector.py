@@ -55,6 +55,7 @@ class Knot:
 gc.collect()
 for _ in range(20):
     step()
+gc.collect(0)
 gc.callbacks.append(lambda phase, info: found.append(alive) if phase == "start" else None)
 for _ in range(500):
     step()

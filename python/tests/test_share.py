@@ -288,7 +288,7 @@ def test_a_late_line_that_is_no_offer_does_not_end_the_training(neap: str, tmp_p
     offer = json.dumps({**OFFER, "share_bytes": BUDGET}).encode() + b"\n"
     server = Fake(tmp_path / "fake", offer, b"garbage\n", b"", wait=1.0)
     site.socket = server.path
-    printed, report = result(site.start("1", "12"))
+    printed, report = result(site.start("1", "150"))
     assert any("the share stays" in note for note in report["notes"]), report
     assert printed == alone(site, "1", printed)
 

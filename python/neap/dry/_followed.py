@@ -53,9 +53,6 @@ _APART = _names(
 """Operators that change a tensor's form and none of its values; ``relu_``, which calls another one
 that is followed; and ``all``, which has an answer of its own."""
 
-_OPTIMIZERS = ("_foreach_", "_fused_")
-"""Operators on all parameters at once, of which the tensors' versions tell."""
-
 _SCALARS_ON_DEVICE = _names("pow.Tensor_Tensor pow.Tensor_Tensor_out")
 """Overloads that PyTorch itself gives a number on the device, which no Python code can be given."""
 
@@ -102,8 +99,6 @@ def operators() -> tuple[list[Operator], list[Operator], list[Operator]]:
         name = full.removeprefix("aten::")
         base, _, overload = name.partition(".")
         if name == full or base in _APART | DEPENDENT or name in _SCALARS_ON_DEVICE:
-            continue
-        if base.startswith(_OPTIMIZERS):
             continue
         on_device = _has(full, "CUDA") or base == "copy_"
         if not on_device or _has(full, "BackendSelect"):

@@ -276,7 +276,7 @@ def _trusted(tensor: torch.Tensor, args: Any) -> bool:
         same = source.is_cuda and source.dtype is tensor.dtype
         return not (same and tensor.is_floating_point())
     if tensor.is_floating_point():
-        return bool(args) and tensor.numel() == 1
+        return tensor.numel() == 1
     return tensor.dtype is not torch.uint8 or tensor.numel() <= _known.FILLED
 
 
