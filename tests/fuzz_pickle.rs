@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::counting::{Counting, Since};
 use common::random::Random;
 use common::seeds;
-use neap::sim::requests::Request;
+use neap::sim::requests::{PRIVATE, Request};
 use neap::sim::snapshot::{Snapshot, read_within};
 use neap::units::Bytes;
 
@@ -125,7 +125,7 @@ fn consistent(snapshot: &Snapshot) {
         match *request {
             Request::Allocate { id, stream, .. } => {
                 assert_eq!(id as usize, live.len());
-                assert!((stream as usize) < snapshot.streams.len());
+                assert!(((stream & !PRIVATE) as usize) < snapshot.streams.len());
                 live.push(true);
             }
             Request::Free { id } => assert!(std::mem::replace(&mut live[id as usize], false)),
