@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from neap.dry import _values
+
 _FUNCTIONS = (
     "all_gather_object",
     "gather_object",
@@ -70,7 +72,11 @@ def exchange(module: ModuleType) -> None:
 def _with_real(original: Any) -> Any:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _Real():
-            return original(*args, **kwargs)
+        _values.exchanging.depth += 1
+        try:
+            with _Real():
+                return original(*args, **kwargs)
+        finally:
+            _values.exchanging.depth -= 1
 
     return call

@@ -8,6 +8,7 @@ then computes the same on the host, in the memory of the device.
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -150,10 +151,23 @@ def beside(work: Any, *args: Any) -> None:
         problem("values", error)
 
 
+class _Exchanging(threading.local):
+    """Whether this thread exchanges objects between ranks: their bytes are real then, and what is
+    known of tensors does not count.
+    """
+
+    depth = 0
+
+
+exchanging = _Exchanging()
+
+
 # -- kernels
 
 
 def _functional(call: Any, operator: Operator, keys: Any, *args: Any, **kwargs: Any) -> Any:
+    if exchanging.depth:
+        return call.redispatch(keys & _BELOW, *args, **kwargs)
     for place in operator.numbers:
         if args[place].__class__ in _NUMBERS:
             args = _with_tensors(call, args)
@@ -211,6 +225,8 @@ def put(result: Any, values: Any, state: int) -> None:
 def _in_place(
     call: Any, operator: Operator, keys: Any, self: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    if exchanging.depth:
+        return call.redispatch(keys & _BELOW, self, *args, **kwargs)
     for place in operator.numbers:
         if args[place - 1].__class__ in _NUMBERS:
             args = _with_tensors(call, (self, *args))[1:]
@@ -297,6 +313,8 @@ def lose(tensor: torch.Tensor) -> None:
 
 
 def _with_out(call: Any, operator: Operator, keys: Any, *args: Any, **kwargs: Any) -> Any:
+    if exchanging.depth:
+        return call.redispatch(keys & _BELOW, *args, **kwargs)
     for place in operator.numbers:
         if args[place].__class__ in _NUMBERS:
             args = _with_tensors(call, args)
