@@ -166,12 +166,12 @@ exchanging = _Exchanging()
 
 
 def _functional(call: Any, operator: Operator, keys: Any, *args: Any, **kwargs: Any) -> Any:
-    if exchanging.depth:
-        return call.redispatch(keys & _BELOW, *args, **kwargs)
     for place in operator.numbers:
         if args[place].__class__ in _NUMBERS:
             args = _with_tensors(call, args)
             break
+    if exchanging.depth:
+        return call.redispatch(keys & _BELOW, *args, **kwargs)
     result = call.redispatch(keys & _BELOW, *args, **kwargs)
     first = result[0] if result.__class__ is tuple and result else result
     if first.__class__ is torch.Tensor and first.is_cuda:
@@ -225,12 +225,12 @@ def put(result: Any, values: Any, state: int) -> None:
 def _in_place(
     call: Any, operator: Operator, keys: Any, self: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if exchanging.depth:
-        return call.redispatch(keys & _BELOW, self, *args, **kwargs)
     for place in operator.numbers:
         if args[place - 1].__class__ in _NUMBERS:
             args = _with_tensors(call, (self, *args))[1:]
             break
+    if exchanging.depth:
+        return call.redispatch(keys & _BELOW, self, *args, **kwargs)
     if operator.written != _SELF or self.__class__ is list:
         result = call.redispatch(keys & _BELOW, self, *args, **kwargs)
         beside(_written, call, operator, (self, *args))
@@ -313,12 +313,12 @@ def lose(tensor: torch.Tensor) -> None:
 
 
 def _with_out(call: Any, operator: Operator, keys: Any, *args: Any, **kwargs: Any) -> Any:
-    if exchanging.depth:
-        return call.redispatch(keys & _BELOW, *args, **kwargs)
     for place in operator.numbers:
         if args[place].__class__ in _NUMBERS:
             args = _with_tensors(call, args)
             break
+    if exchanging.depth:
+        return call.redispatch(keys & _BELOW, *args, **kwargs)
     result = call.redispatch(keys & _BELOW, *args, **kwargs)
     for name in operator.written:
         tensor = kwargs[name]
