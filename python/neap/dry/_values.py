@@ -130,7 +130,7 @@ def _with_tensors(call: Any, args: Any) -> Any:
     first = 1 if call is _WHERE else 0
     pair: Any = args[first : first + 2]
     kind = torch.result_type(*pair)
-    changed = list(args)
+    changed = [*args]  # `list()` makes one anew each time, which the garbage collector counts.
     for place in range(first, first + 2):
         value = args[place]
         if value.__class__ in _NUMBERS:
