@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
 from neap.dry import _curve, _guard, _memory
 from neap.torch._watch import Watch
 
@@ -188,18 +186,6 @@ def test_a_failure_of_neaps_own_is_noted_and_ends_nothing() -> None:
 
     assert _guard.guarded(fails, 7)() == 7
     assert _guard.problems.pop() == "fails: ValueError: mine"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, dry or real")
-def test_data_dependent_sizes_are_the_most() -> None:
-    from neap.dry import _data_dependent
-
-    _data_dependent.override("max")
-    x = torch.ones(3, 4, device="cuda")
-    assert x.nonzero().shape == (12, 2)
-    assert x[x > 5].shape == (12,)
-    assert torch.unique(x).shape == (12,)
-    assert {row["op"] for row in _data_dependent.rows()} == {"aten::nonzero", "aten::_unique2"}
 
 
 def test_checkpoints_may_be_opened_renamed_and_removed(tmp_path: Path) -> None:

@@ -111,3 +111,4 @@ def test_a_script_that_does_not_fit_at_first_is_planned_on_its_own_card(
     said = done.stdout + done.stderr
     assert "the first iterations do not fit" in said, said
     assert "instead of" not in said and "not this script's" not in said, said
+    assert "done" in said and "the budget is met" in said, said

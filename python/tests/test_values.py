@@ -58,8 +58,8 @@ results = [
     inferred, torch.searchsorted(x[1], ids), x.float().mean(), (x * 2.5).ceil().long(), 7 - x,
     torch.eye(3, device=device).bool(), torch.triu(torch.ones_like(x, dtype=torch.bool)),
     torch.full((2,), 3, device=device), x.clamp(2, 5), x.max(1).indices, x.topk(2, 1).values,
-    torch.isfinite(x.float()).all(), x[:, 1:3].clone(), x.to(torch.int32),
-    torch.vmap(lambda row: row.sum())(x),
+    torch.isfinite(x.float()).all(), torch.equal(x, x + 0), torch.equal(x, x + 1),
+    x[:, 1:3].clone(), x.to(torch.int32), torch.vmap(lambda row: row.sum())(x),
 ]
 for n, result in enumerate(results):
     print(">", n, result.tolist() if isinstance(result, torch.Tensor) else result)
@@ -94,6 +94,20 @@ torch.nn.functional.ctc_loss(logs, torch.ones(3, 2, device="cuda").long(), lengt
     _, form = dry(neap, script, tmp_path)
     assert form["outcome"] == "fits", form["said"]
     assert form["certainty"].split(",")[0] == "exact", form["said"]
+
+
+def test_sizes_of_what_is_unknown_are_the_most(neap: str, tmp_path: Path) -> None:
+    script = """
+import torch
+x = torch.randint(9, (3, 4), device="cuda")
+print(">", list(x.nonzero().shape), list(x[x > 5].shape), list(torch.unique(x).shape))
+print(">", [list(part.shape) for part in torch.unique(x, dim=0, return_inverse=True)])
+"""
+    printed, form = dry(neap, script, tmp_path)
+    assert printed.splitlines() == ["[12, 2] [12] [12]", "[[3, 4], [3]]"]
+    assert form["certainty"] == "bound"
+    found = {row["op"] for row in form["processes"][0]["data_dependent"]}
+    assert found == {"aten::nonzero", "aten::_unique2", "aten::unique_dim"}
 
 
 def test_a_write_that_is_not_followed_makes_a_value_unknown(neap: str, tmp_path: Path) -> None:

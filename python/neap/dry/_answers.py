@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from neap.dry import _values
-from neap.dry._known import ASSUMED, content, plain
+from neap.dry._known import ASSUMED, KNOWN, content, plain
 
 _library: Any = None
 
@@ -28,6 +28,7 @@ def start() -> None:
     global _library
     _library = torch.library.Library("aten", "IMPL")
     _values.stand_before("all", partial(_all, torch.ops.aten.all.default))
+    _values.stand_before("equal", partial(_equal, torch.ops.aten.equal.default))
     # It consists of other operators, which follow values by themselves.
     implement(_library, "isfinite", _isfinite)
 
@@ -40,6 +41,20 @@ def _all(call: Any, keys: Any, self: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def _equal(call: Any, keys: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal. The real operator asks ``all()`` of what no kernel wrote."""
+    _given.equal = None
+    if plain(self) and plain(other) and _values.known((self, other)):
+        _given.equal = _values.on_the_host(call, self, other)
+    try:
+        return bool(_values.real(call, keys, self, other))
+    finally:
+        _given.equal = None
+
+
+_given = threading.local()
+
+
 def _isfinite(self: torch.Tensor) -> torch.Tensor:
     return _assumed(torch.ops.aten.isfinite.default.decompose(self))
 
@@ -47,7 +62,9 @@ def _isfinite(self: torch.Tensor) -> torch.Tensor:
 def _assumed(answer: torch.Tensor) -> torch.Tensor:
     """The answer, true where it is not known."""
     if plain(answer) and answer.numel() == 1 and not content(answer):
-        _values.put(answer, torch.ones((), dtype=answer.dtype, device="cpu"), ASSUMED)
+        given = getattr(_given, "equal", None)
+        value = torch.full((), given is not False, dtype=answer.dtype, device="cpu")
+        _values.put(answer, value, ASSUMED if given is None else KNOWN)
     return answer
 
 

@@ -134,9 +134,19 @@ def _with_tensors(call: Any, args: Any) -> Any:
     for place in range(first, first + 2):
         value = args[place]
         if value.__class__ in _NUMBERS:
-            number: Any = value
-            changed[place] = torch.scalar_tensor(number, dtype=kind, device="cpu")
+            key = value, value.__class__, kind
+            found = _numbers.get(key)
+            if found is None:
+                if len(_numbers) > 1024:
+                    _numbers.clear()
+                number: Any = value
+                found = _numbers[key] = torch.scalar_tensor(number, dtype=kind, device="cpu")
+            changed[place] = found
     return tuple(changed)
+
+
+_numbers: dict[tuple[Any, type, torch.dtype], torch.Tensor] = {}
+"""Tensors for numbers; nothing writes to them."""
 
 
 def beside(work: Any, *args: Any) -> None:
@@ -287,12 +297,12 @@ def _trusted(tensor: torch.Tensor, args: Any) -> bool:
     """Whether what fills a tensor is going to stay: many operators clear floats or copy them to a
     place of their own, or take bytes for a workspace, and then their kernel writes there unseen.
     """
-    source = args[0] if args else None
-    if source.__class__ in _known.PLAIN:
-        same = source.is_cuda and source.dtype is tensor.dtype
+    value = args[0] if args else 0
+    if value.__class__ in _known.PLAIN:
+        same = value.is_cuda and value.dtype is tensor.dtype
         return not (same and tensor.is_floating_point())
     if tensor.is_floating_point():
-        return tensor.numel() == 1
+        return bool(value)  # A mask of ones, say.
     return tensor.dtype is not torch.uint8 or tensor.numel() <= _known.FILLED
 
 

@@ -21,23 +21,24 @@ SMALLEST = 1 << 20
 """PyTorch's allocator keeps smaller blocks in segments of their own."""
 
 
-def compact(watch: Watch, optimizers: Sequence[Optimizer]) -> int:
-    """Allocates states and gradients anew, next to each other; the bytes that were moved.
+def compact(watch: Watch, optimizers: Sequence[Optimizer]) -> dict[torch.device, int]:
+    """Allocates states and gradients anew, next to each other; the bytes of cuBLAS's workspaces,
+    by device, which are allocated before them.
 
     Tensors stay the objects that they are. What shares its memory with another tensor stays where
     it is, and so does everything where the host's free memory is less than twice what it takes, or
     where a captured CUDA graph may know addresses.
     """
     if any(group.get("capturable") for o in optimizers for group in o.param_groups):
-        return 0
+        return {}
     found = list(named_tensors(watch, list(optimizers)))
     moved = {id(t): t for role, _, t in found if role == "optimizer_state" and _alone(t)}
     moved.update({id(t): t for role, _, t in found if role == "gradient" and _alone(t)})
     total = sum(t.numel() * t.element_size() for t in moved.values())
-    if not moved or 2 * total > _free_on_the_host():
-        return 0
-    _through_the_host(moved.values())
-    return total
+    devices = {t.device for _, _, t in found if t.is_cuda}
+    if 2 * total > _free_on_the_host():
+        return {}
+    return _through_the_host(moved.values(), devices)
 
 
 def _alone(tensor: torch.Tensor) -> bool:
@@ -55,7 +56,10 @@ def _alone(tensor: torch.Tensor) -> bool:
     )
 
 
-def _through_the_host(tensors: Iterable[torch.Tensor]) -> None:
+def _through_the_host(
+    tensors: Iterable[torch.Tensor], devices: Iterable[torch.device]
+) -> dict[torch.device, int]:
+    sizes: dict[torch.device, int] = {}
     away: list[tuple[torch.Tensor, torch.device, torch.Tensor]] = []
     with torch.no_grad():
         try:
@@ -64,7 +68,8 @@ def _through_the_host(tensors: Iterable[torch.Tensor]) -> None:
                 host.copy_(tensor)
                 away.append((tensor, tensor.device, host))
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            _workspaces_first({device for _, device, _ in away})
+            sizes = _without_workspaces(devices)
+            make_workspaces(sizes)
         finally:
             for tensor, device, host in away:
                 here = torch.empty_strided(
@@ -72,27 +77,28 @@ def _through_the_host(tensors: Iterable[torch.Tensor]) -> None:
                 )
                 here.copy_(host)
                 tensor.data = here
+    return sizes
 
 
-def _workspaces_first(devices: Iterable[torch.device]) -> None:
-    """Frees the workspaces that cuBLAS keeps for each thread and stream, and has them allocated
-    before anything else: a product in this thread, and one in autograd's. A script without products
-    has no workspaces, and gets none.
-    """
+def _without_workspaces(devices: Iterable[torch.device]) -> dict[torch.device, int]:
+    """Frees the workspaces that cuBLAS keeps for each thread and stream; their bytes."""
     torch.cuda.synchronize()
-    missing = dict.fromkeys(devices, 0)
-    for device in missing:
-        missing[device] = torch.cuda.memory_allocated(device)
+    before = {device: torch.cuda.memory_allocated(device) for device in devices}
     torch._C._cuda_clearCublasWorkspaces()
-    for device in missing:
-        missing[device] -= torch.cuda.memory_allocated(device)
+    return {d: given - torch.cuda.memory_allocated(d) for d, given in before.items()}
+
+
+def make_workspaces(sizes: dict[torch.device, int]) -> None:
+    """Has cuBLAS's workspaces allocated before anything else: a product in this thread, and one in
+    autograd's where ``sizes``, in bytes, are those of two. A script without products gets none.
+    """
     torch.cuda.empty_cache()
     with (
         torch.enable_grad(),
         torch.autocast("cuda", enabled=False),
         torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach(), lambda kept: kept),
     ):
-        for device, size in missing.items():
+        for device, size in sizes.items():
             if size == 0:
                 continue
             before = torch.cuda.memory_allocated(device)

@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
-from neap.torch._compact import compact
+from neap.torch._compact import compact, make_workspaces
 from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement
 from neap.torch._first import First
@@ -411,8 +411,11 @@ class Fit:
         self._watch()
 
     def _proved(self) -> None:
-        """The plan is this script's."""
-        self._unproved, self.runtime.spill = False, None
+        """The plan is this script's, and there are states now."""
+        given, self._unproved = self._unproved, False
+        self.runtime.spill = None
+        if given and self.schedule is not None:
+            self._together(self.schedule)
 
     def _replaces_given(self, schedule: Schedule, why: str) -> bool:
         """Watches a script whose first iteration is not that of the plan that was given, with what
@@ -596,6 +599,17 @@ class Fit:
         self._report.notes.append(text)
         self._say(f"neap: {text}")
 
+    def _together(self, schedule: Schedule) -> None:
+        """What stays on the device lies together when the plan begins. Before the first iteration
+        that is cuBLAS's workspaces alone, since there are no states.
+        """
+        parameter = next(iter(self._parameters().values()), None)
+        if not self._unproved:
+            sizes = compact(self.watch, self._optimizers)
+            schedule.workspace_bytes = max(schedule.workspace_bytes, sum(sizes.values()))
+        elif parameter is not None and parameter.is_cuda:
+            make_workspaces({parameter.device: schedule.workspace_bytes})
+
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
         report = self._report
@@ -617,7 +631,7 @@ class Fit:
         self.runtime.follow(None)
         self._updates.follow(schedule)
         self.runtime.turns = self._updates.turns
-        compact(self.watch, self._optimizers)
+        self._together(schedule)
         self._leftovers.acts()
         self.search.begin(schedule)
         if self._unproved:

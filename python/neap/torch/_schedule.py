@@ -118,6 +118,7 @@ class Schedule:
             :mod:`neap.torch._loans`; ``("backward", 0)`` is a point for these too.
         borrowed: for saved tensors of such parameters the parcel, and which parameter of it.
         packed: how many tensors are saved before backward begins.
+        workspace_bytes: what cuBLAS's workspaces take, as far as they were seen.
         trims: points at which the allocator gives memory back, each with the bytes that it may
             reserve until the next: only if it would then reserve more than :attr:`limit`. Besides
             the points above, ``("begin", 0)``, ``("backward", 0)`` and ``("step", 0)``, where
@@ -150,6 +151,7 @@ class Schedule:
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0
+    workspace_bytes: int = 0
     remade: list[Remake] = field(default_factory=list)
     soon: list[str] = field(default_factory=list)
     turns: list[list[str]] = field(default_factory=list)

@@ -106,6 +106,7 @@ def _card() -> dict[str, Any]:
             "multiprocessors": about.multi_processor_count,
             "memory_bytes": about.total_memory,
             "devices": torch.cuda.device_count(),
+            "available_bytes": torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved(),
         }
     except Exception:  # A device that does not answer any more: what is not known is left out.
         return {}
@@ -164,8 +165,16 @@ def _install() -> Script | None:
     except ValueError as error:
         say(f"neap: {error}")
         sys.exit(2)
+    if asked("NEAP_TORCH_PLAN_ONLY") == "1":
+        fitted.watch.after_step.append(lambda optimizer: _end_if_settled(fitted))
     folder = asked("NEAP_TORCH_DIR")
     return Script(fitted, Path(folder) if folder else None)
+
+
+def _end_if_settled(fitted: Fit) -> None:
+    """Ends a script that runs for its plan alone."""
+    if fitted.settled:
+        raise SystemExit(0)
 
 
 def _silent(text: str) -> None:

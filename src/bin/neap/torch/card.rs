@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use neap::units::Bytes;
 use serde::Deserialize;
 
 /// What the dry device must have in common with the card for the script to run the same kernels.
@@ -18,6 +19,8 @@ pub struct Card {
     memory_bytes: Option<u64>,
     /// How many cards the process sees.
     devices: Option<u32>,
+    /// What the process had, and what it could still have had.
+    available_bytes: Option<u64>,
 }
 
 impl Card {
@@ -25,6 +28,11 @@ impl Card {
     pub fn read(path: &Path) -> Self {
         let text = fs::read_to_string(path).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    /// The bytes of the card that the script may take, if the process found out.
+    pub fn available(&self) -> Option<Bytes> {
+        self.available_bytes.filter(|&bytes| bytes > 0).map(Bytes)
     }
 
     /// The settings that make the dry device this card.

@@ -11,7 +11,6 @@ use std::time::Duration;
 use std::{env, fs, io, thread};
 
 use anyhow::{Context, bail};
-use clap::Parser;
 use neap::device::profile;
 use neap::private;
 use neap::run::Stop;
@@ -20,9 +19,10 @@ use tempfile::TempDir;
 
 use super::Flags;
 use super::card::Card;
+use super::rehearsal::Rehearsal;
 use super::serve::{self, Server};
 use crate::dry;
-use crate::dry::launch::{self, Memory};
+use crate::dry::launch;
 use crate::dry::unpack::{self, Unpacked};
 use crate::output::{self, Answer, note};
 use crate::settings::{Budget, Outputs};
@@ -33,9 +33,6 @@ const FORMAT: &str = "neap.torch.schedule";
 const VERSION: u64 = 1;
 /// The bytes of such a file that are read.
 const LARGEST_PLAN: u64 = 256 << 20;
-/// The optimizer steps of a dry run: three to watch, the others to learn what the allocator
-/// reserves under the plan.
-const DRY_STEPS: u64 = 9;
 /// PyTorch reads the settings of its allocator from one of these.
 const ALLOCATOR: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
@@ -44,9 +41,9 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// `neap dry` as a command line of its own.
 #[derive(clap::Parser)]
-struct Dry {
+pub struct Dry {
     #[command(flatten)]
-    flags: dry::Flags,
+    pub flags: dry::Flags,
 }
 
 /// Runs the command.
@@ -117,9 +114,8 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         && flags.plan.is_none()
         && !flags.no_second_run
     {
-        let plan = scratch.path().join("dry.plan.json");
-        dry_plan(flags, &card, &unpacked, &plan)?;
-        if plan.exists() {
+        let dry = Rehearsal { flags, card: &card, unpacked: &unpacked };
+        if let Some(plan) = dry.plan(scratch.path())? {
             note("note: starting the command again, with that plan from the first iteration on");
             let again = self::scratch()?;
             status = run(flags, Some(&plan), &unpacked, again.path(), as_json)?;
@@ -163,7 +159,7 @@ fn judge(plan: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn scratch() -> anyhow::Result<TempDir> {
+pub fn scratch() -> anyhow::Result<TempDir> {
     private::temporary("neap-torch-", None)
         .context("no scratch folder can be made; TMPDIR names another place")
 }
@@ -195,7 +191,7 @@ fn run(
 }
 
 /// What `neap.torch` reads inside the script.
-fn environment(
+pub fn environment(
     command: &mut Command,
     flags: &Flags,
     plan: Option<&Path>,
@@ -247,7 +243,7 @@ fn environment(
 }
 
 /// PYTHONPATH: these folders, then the user's own.
-fn paths(command: &mut Command, folders: &[&PathBuf]) -> anyhow::Result<()> {
+pub fn paths(command: &mut Command, folders: &[&PathBuf]) -> anyhow::Result<()> {
     let own = env::var_os("PYTHONPATH").unwrap_or_default();
     let own = env::split_paths(&own).filter(|p| !p.as_os_str().is_empty());
     let all: Vec<PathBuf> = folders.iter().map(|p| p.to_path_buf()).chain(own).collect();
@@ -255,44 +251,15 @@ fn paths(command: &mut Command, folders: &[&PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the script silently on a device that is never full and computes nothing, and is otherwise
-/// the script's own, until it has a plan: which kernels run depends on the device.
-fn dry_plan(flags: &Flags, card: &Card, unpacked: &Unpacked, plan: &Path) -> anyhow::Result<()> {
-    note(
-        "note: the first iterations do not fit; planning on the dry device (--no-second-run skips this)",
-    );
-    let scratch = scratch()?;
-    let steps = DRY_STEPS.to_string();
-    let asked = ["dry", "--steps", &steps, "--no-second-run", "--"].map(OsString::from);
-    let Dry { flags: dry } = Dry::try_parse_from(asked.iter().chain(&flags.command))?;
-    // What the card does not say is as in the profile that the plan is made by.
-    let device = profile::load(&flags.device)?;
-    let mut command = launch::command(&dry, &device, Memory::UNLIMITED, unpacked, scratch.path())?;
-    command.envs(card.environment());
-    environment(&mut command, flags, None, scratch.path())?;
-    paths(&mut command, &[&unpacked.hook, &unpacked.torch_hook, &unpacked.python])?;
-    command.env("NEAP_TORCH_SAVE_PLAN", plan);
-    let log = scratch.path().join("log");
-    let file = fs::File::create(&log).context("the log cannot be written")?;
-    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    launch::run(command)?;
-    if !plan.exists() {
-        let text = fs::read_to_string(&log).unwrap_or_default();
-        let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-        note(&format!("note: the dry run made no plan; it ended with: {last}"));
-    }
-    Ok(())
-}
-
 /// What the processes of the script left.
-struct Reports {
-    reports: Vec<Value>,
+pub struct Reports {
+    pub reports: Vec<Value>,
     /// The card on which one ran out of memory before any plan acted.
     out_of_memory: Option<Card>,
 }
 
 impl Reports {
-    fn read(scratch: &Path) -> Self {
+    pub fn read(scratch: &Path) -> Self {
         let mut found = Self { reports: Vec::new(), out_of_memory: None };
         let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).collect();

@@ -1,0 +1,172 @@
+//! The plan for a script whose first iterations do not fit, made and tried on the dry device.
+//!
+//! The script is planned on a card that is never full, and tried with that plan on one with the
+//! real card's memory, from the first iteration on: there memory lies otherwise than in the
+//! iterations that were planned for. Where it does not keep to the budget there, it is planned for
+//! less.
+
+use std::cmp::Reverse;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use anyhow::Context;
+use clap::Parser;
+use neap::device::profile;
+use neap::units::Bytes;
+use serde_json::Value;
+
+use super::Flags;
+use super::card::Card;
+use super::linux::{Dry, Reports, environment, paths, scratch};
+use crate::dry::launch::{self, Memory};
+use crate::dry::unpack::Unpacked;
+use crate::output::note;
+
+/// The most optimizer steps of a run that makes a plan; it ends as soon as the plan stays.
+const PLANNING_STEPS: u64 = 40;
+/// The optimizer steps that a plan is tried for.
+const TRIAL_STEPS: u64 = 9;
+/// How often the script is planned.
+const TRIES: usize = 4;
+/// The part of the budget that is left free beyond what the last plan exceeded it by, or beyond
+/// what was left free before where the plan ended in running out of memory.
+const STEP: u64 = 20;
+
+/// The folder of what `neap.torch` reports; the dry device's own reports have like names.
+const REPORTS: &str = "torch";
+
+/// A command whose first iterations do not fit, and the card that they ran on.
+pub struct Rehearsal<'a> {
+    pub flags: &'a Flags,
+    pub card: &'a Card,
+    pub unpacked: &'a Unpacked,
+}
+
+/// How a plan did on the dry device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Failed,
+    /// It reserved this many bytes more than the budget.
+    Over(Reverse<u64>),
+    KeptToBudget,
+}
+
+impl Rehearsal<'_> {
+    /// Makes plans until one keeps to the budget from the first iteration on; the best one, as a
+    /// file in `folder`.
+    ///
+    /// # Errors
+    /// When a command can't be started.
+    pub fn plan(&self, folder: &Path) -> anyhow::Result<Option<PathBuf>> {
+        note(
+            "note: the first iterations do not fit; planning on the dry device \
+             (--no-second-run skips this)",
+        );
+        let mut best: Option<(Outcome, PathBuf)> = None;
+        let mut budget = None;
+        let mut free = 0;
+        for round in 0..TRIES {
+            let path = folder.join(format!("dry-{round}.plan.json"));
+            self.make(&path, budget.map(|bytes: u64| bytes.saturating_sub(free)))?;
+            let Some(asked) = stamp(&path, budget) else { break };
+            budget = Some(asked);
+            if launch::interrupted() {
+                break;
+            }
+            let outcome = self.try_out(&path, asked)?;
+            if best.as_ref().is_none_or(|(before, _)| outcome > *before) {
+                best = Some((outcome, path));
+            }
+            free += asked / STEP;
+            match outcome {
+                Outcome::KeptToBudget => break,
+                Outcome::Over(Reverse(bytes)) => free += bytes,
+                Outcome::Failed => free *= 2,
+            }
+            if round + 1 < TRIES {
+                note(&format!(
+                    "note: by that plan the first iterations would not keep to the budget; \
+                     planning with {} left free",
+                    Bytes(free)
+                ));
+            }
+        }
+        Ok(best.map(|(_, path)| path))
+    }
+
+    /// Runs the script silently on a device that is never full and computes nothing, and is
+    /// otherwise the script's own, until it has a plan: which kernels run depends on the device.
+    fn make(&self, plan: &Path, budget: Option<u64>) -> anyhow::Result<()> {
+        let scratch = scratch()?;
+        let mut command = self.command(PLANNING_STEPS, Memory::UNLIMITED, scratch.path(), None)?;
+        command.env("NEAP_TORCH_SAVE_PLAN", plan).env("NEAP_TORCH_PLAN_ONLY", "1");
+        if let Some(budget) = budget {
+            command.env("NEAP_TORCH_BUDGET", budget.to_string());
+        }
+        let log = scratch.path().join("log");
+        run_silently(command, &log)?;
+        if !plan.exists() {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+            note(&format!("note: the dry run made no plan; it ended with: {last}"));
+        }
+        Ok(())
+    }
+
+    /// Runs the script by a plan on a device with the card's memory.
+    fn try_out(&self, plan: &Path, budget: u64) -> anyhow::Result<Outcome> {
+        let scratch = scratch()?;
+        let has = self.card.available().unwrap_or(Memory::UNLIMITED.total);
+        let memory = Memory { total: has, capacity: has };
+        let mut command = self.command(TRIAL_STEPS, memory, scratch.path(), Some(plan))?;
+        command.env_remove("NEAP_TORCH_JOIN");
+        let status = run_silently(command, &scratch.path().join("log"))?;
+        let reports = Reports::read(&scratch.path().join(REPORTS)).reports;
+        if !status.success() || reports.is_empty() {
+            return Ok(Outcome::Failed);
+        }
+        let reserved = reports.iter().filter_map(|report| report["peak_reserved_bytes"].as_u64());
+        let most = reserved.max().unwrap_or(0);
+        let over = most.saturating_sub(budget);
+        Ok(if over == 0 { Outcome::KeptToBudget } else { Outcome::Over(Reverse(over)) })
+    }
+
+    fn command(
+        &self,
+        steps: u64,
+        memory: Memory,
+        scratch: &Path,
+        plan: Option<&Path>,
+    ) -> anyhow::Result<Command> {
+        let steps = steps.to_string();
+        let asked = ["dry", "--steps", &steps, "--no-second-run", "--"].map(OsString::from);
+        let Dry { flags: dry } = Dry::try_parse_from(asked.iter().chain(&self.flags.command))?;
+        // What the card does not say is as in the profile that the plan is made by.
+        let device = profile::load(&self.flags.device)?;
+        let mut command = launch::command(&dry, &device, memory, self.unpacked, scratch)?;
+        command.envs(self.card.environment());
+        let reports = scratch.join(REPORTS);
+        fs::create_dir(&reports).context("no folder for reports can be made")?;
+        environment(&mut command, self.flags, plan, &reports)?;
+        let unpacked = self.unpacked;
+        paths(&mut command, &[&unpacked.hook, &unpacked.torch_hook, &unpacked.python])?;
+        Ok(command)
+    }
+}
+
+fn run_silently(mut command: Command, log: &Path) -> anyhow::Result<ExitStatus> {
+    let file = fs::File::create(log).context("the log cannot be written")?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    launch::run(command)
+}
+
+/// The budget of a plan, which is `budget` from now on, if that is given; nothing without a plan.
+fn stamp(path: &Path, budget: Option<u64>) -> Option<u64> {
+    let mut form: Value = serde_json::from_str(&fs::read_to_string(path).ok()?).ok()?;
+    let Some(budget) = budget else { return form["budget_bytes"].as_u64() };
+    form["budget_bytes"] = budget.into();
+    fs::write(path, form.to_string()).ok()?;
+    Some(budget)
+}
