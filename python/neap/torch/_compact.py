@@ -36,7 +36,7 @@ def compact(watch: Watch, optimizers: Sequence[Optimizer]) -> dict[torch.device,
     moved.update({id(t): t for role, _, t in found if role == "gradient" and _alone(t)})
     total = sum(t.numel() * t.element_size() for t in moved.values())
     devices = {t.device for _, _, t in found if t.is_cuda}
-    if 2 * total > _free_on_the_host():
+    if not devices or 2 * total > _free_on_the_host():
         return {}
     return _through_the_host(moved.values(), devices)
 
