@@ -56,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
 
     monkeypatch.setattr(_world, "SMALLEST", 1)
     monkeypatch.setattr(_states, "PIECE", 8)
-    quick = ["--no-guide", "--no-polish", "--no-twice", "--no-apart"]
+    quick = ["--without", "guide,polish,twice,apart"]
     monkeypatch.setattr(_planning, "_AS_LISTED", [*_planning._AS_LISTED, *quick])
     monkeypatch.setenv("NEAP", neap)
     monkeypatch.setenv("NEAP_TORCH_STRICT", "1")  # A defect must not hide.

@@ -114,4 +114,3 @@ def test_a_script_that_does_not_fit_at_first_is_planned_on_its_own_card(
     assert "the first iterations do not fit" in said, said
     assert "instead of" not in said and "not this script's" not in said, said
     assert "done" in said and "the budget is met" in said, said
-/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory

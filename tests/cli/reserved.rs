@@ -7,7 +7,7 @@ use crate::cli::folder::{Folder, number};
 /// Plans without the longest searches, which take minutes: what the allocator must reserve does not
 /// depend on them.
 const QUICK: [&str; 6] =
-    ["--effort", "0", "--no-guide", "--no-twice", "--no-reorder", "--no-split"];
+    ["--effort", "0", "--without", "guide,twice", "--no-reorder", "--no-split"];
 
 #[test]
 fn a_recorded_iteration_reserves_what_pytorch_reserved() {
@@ -178,7 +178,7 @@ fn a_slow_plan_for_the_allocator_keeps_to_the_budget() {
     let plan = ["plan", "job.graph.json", "--device", "a6000", "--budget", "60%"];
     let pytorch = ["--allocator", "pytorch", "-o", "p.plan.json"];
     let times =
-        [&["--no-mend", "--no-polish"][..], &["--no-mend"], &["--no-polish"], &[]].map(|off| {
+        [&["--without=mend,polish"][..], &["--without=mend"], &["--without=polish"], &[]].map(|off| {
             let made = folder.json(&[&plan[..], &pytorch, &QUICK, off].concat());
             let [reserved, budget] =
                 ["peak_reserved_bytes", "budget_bytes"].map(|of| number(&made, of));

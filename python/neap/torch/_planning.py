@@ -103,7 +103,7 @@ def _seconds(operators: int) -> int:
 def durations(graph: Path, device: str, neap: str, seconds: int) -> dict[str, int]:
     """Each operator's time in nanoseconds by the device's roofline."""
     plan = graph.with_name("times.plan.json")
-    peak = ["--budget", "100%", "--effort", "0", "--no-portfolio", *_AS_LISTED]
+    peak = ["--budget", "100%", "--effort", "0", "--without", "portfolio", *_AS_LISTED]
     command = [neap, "plan", str(graph), "--device", device, *peak, "-o", str(plan)]
     code, _, error = _run(command, seconds)
     if code != 0:

@@ -72,7 +72,7 @@ const WAYS: [Way; 6] = [
 /// The ways that are tried where the gradient waits too. Of 23, for four VGGs at 60 and 50 % of
 /// their peak on an a6000, an rtx4090 and an h100, the best of the last five is 0.2 % slower on the
 /// mean than the best of all. Without the first, one of 60 plans would be slower than with
-/// `--no-late-gradients`; with it that plan is 2 % quicker.
+/// `--without late-gradients`; with it that plan is 2 % quicker.
 const MADE_LATE: [Way; 6] = [
     Way::Whole(15),
     Way::Whole(33),
