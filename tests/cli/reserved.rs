@@ -177,8 +177,8 @@ fn a_slow_plan_for_the_allocator_keeps_to_the_budget() {
     folder.import("resnet18-adam.et.json.gz", &[]);
     let plan = ["plan", "job.graph.json", "--device", "a6000", "--budget", "60%"];
     let pytorch = ["--allocator", "pytorch", "-o", "p.plan.json"];
-    let times =
-        [&["--without=mend,polish"][..], &["--without=mend"], &["--without=polish"], &[]].map(|off| {
+    let times = [&["--without=mend,polish"][..], &["--without=mend"], &["--without=polish"], &[]]
+        .map(|off| {
             let made = folder.json(&[&plan[..], &pytorch, &QUICK, off].concat());
             let [reserved, budget] =
                 ["peak_reserved_bytes", "budget_bytes"].map(|of| number(&made, of));

@@ -12,6 +12,7 @@ use neap::private;
 use tempfile::TempDir;
 
 use super::against::Recorded;
+use super::baseline::Baseline;
 use super::found::Found;
 use super::launch::Memory;
 use super::others::{self, Again};
@@ -35,10 +36,15 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let outputs = [&flags.record, &flags.snapshot, &flags.events, &flags.plot];
     let mut inputs = vec![Path::new(&flags.device)];
     inputs.extend(flags.check_against.as_deref());
+    inputs.extend(flags.baseline.as_deref());
     inputs.extend(flags.command.iter().map(Path::new).filter(|path| path.is_file()));
     Outputs::new(&inputs, &outputs.map(|path| path.as_deref()))?;
     let recorded = flags.check_against.as_deref().map(Recorded::read).transpose()?;
+    let baseline = flags.baseline.as_deref().map(Baseline::read).transpose()?;
     let profile = profile::load(&flags.device)?;
+    if let Some(baseline) = &baseline {
+        baseline.must_be_of(&profile.name)?;
+    }
     let memory = Memory::asked(flags, &profile)?;
     // From before there is a folder that a signal could leave behind.
     launch::forward_signals();
@@ -59,7 +65,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         None
     };
     let run = report::Run { flags, profile: &profile, found: &found, ending, unpacked: &unpacked };
-    let answer = report::report(&run, again.as_ref(), recorded.as_ref(), as_json);
+    let besides = report::Besides { recorded: recorded.as_ref(), baseline: baseline.as_ref() };
+    let answer = report::report(&run, again.as_ref(), &besides, as_json);
     remove(scratch);
     answer
 }

@@ -3,6 +3,8 @@
 #[cfg(target_os = "linux")]
 mod against;
 #[cfg(target_os = "linux")]
+mod baseline;
+#[cfg(target_os = "linux")]
 mod events;
 #[cfg(target_os = "linux")]
 mod found;
@@ -34,6 +36,7 @@ use std::path::PathBuf;
 use neap::units::Bytes;
 
 use crate::output::Answer;
+use crate::settings;
 
 /// Run a PyTorch script without a GPU and report the GPU memory that it takes, to the byte.
 ///
@@ -70,6 +73,14 @@ pub struct Flags {
     /// they differ.
     #[arg(long, value_name = "FILE.pickle")]
     pub check_against: Option<PathBuf>,
+    /// Compare the peak with that of an earlier run, whose report `--json` wrote; exit 1 where more
+    /// is reserved.
+    #[arg(long, value_name = "FILE.json")]
+    pub baseline: Option<PathBuf>,
+    /// How much more may be reserved than in the baseline, such as 1%.
+    #[arg(long, value_name = "P", requires = "baseline", default_value = "0%",
+          value_parser = settings::values::deviation)]
+    pub tolerance: u64,
     /// Draw memory over the first iterations by category.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,

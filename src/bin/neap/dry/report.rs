@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use neap::device::Profile;
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::replay::smallest_capacity;
@@ -12,6 +12,7 @@ use neap::units::Bytes;
 use serde_json::{Value, json};
 
 use super::against::{Against, Recorded};
+use super::baseline::Baseline;
 use super::events::{self, Allocations, Event};
 use super::found::{Found, Peak, Process, Python};
 use super::linux::Ending;
@@ -59,6 +60,12 @@ pub struct Run<'a> {
     pub unpacked: &'a Unpacked,
 }
 
+/// What the run is compared with.
+pub struct Besides<'a> {
+    pub recorded: Option<&'a Recorded>,
+    pub baseline: Option<&'a Baseline>,
+}
+
 /// Writes the files that were asked for, prints the report, and answers.
 ///
 /// # Errors
@@ -66,7 +73,7 @@ pub struct Run<'a> {
 pub fn report(
     run: &Run<'_>,
     again: Option<&Again>,
-    recorded: Option<&Recorded>,
+    besides: &Besides<'_>,
     as_json: bool,
 ) -> anyhow::Result<Answer> {
     let Run { flags, profile, found, ending, .. } = *run;
@@ -75,6 +82,9 @@ pub fn report(
     };
     let outcome = outcome(found, ending);
     if let Some(counted) = process.allocated_only {
+        if besides.baseline.is_some() {
+            bail!("--baseline: this PyTorch is built for the CPU only; install a CUDA build");
+        }
         return on_cpu::report(run, process, counted, outcome, as_json);
     }
     if let Some(to) = &flags.events {
@@ -103,11 +113,17 @@ pub fn report(
     }
     let own = events::of_device(&events, process.main_device());
     let early = process.ended_by == "steps";
-    let against = recorded.map(|r| Against::of(r, &own, &config, &allocations, early));
+    let against = besides.recorded.map(|r| Against::of(r, &own, &config, &allocations, early));
+    let mut form = object(run, outcome, smallest, &verdicts);
+    // A run that did not end well has no peak to compare.
+    let growth = besides.baseline.filter(|_| outcome == Outcome::Fits);
+    let growth = growth.map(|before| before.against(&form, flags.tolerance)).transpose()?;
     if as_json {
-        let mut form = object(run, outcome, smallest, &verdicts);
         if let Some(against) = &against {
             form["against"] = against.json();
+        }
+        if let Some(growth) = &growth {
+            form["baseline"] = growth.json();
         }
         output::json(&form)?;
     } else {
@@ -121,13 +137,18 @@ pub fn report(
         if let Some(against) = &against {
             output::data(&against.table())?;
         }
+        if let Some(growth) = &growth {
+            output::data(&growth.table())?;
+        }
     }
     notes::notes(run, process, outcome, smallest);
     if let Some(against) = &against {
         against.notes();
     }
     Ok(match outcome {
-        Outcome::Fits => Answer::yes_if(against.is_none_or(|a| a.is_equal())),
+        Outcome::Fits => Answer::yes_if(
+            against.is_none_or(|a| a.is_equal()) && growth.is_none_or(|growth| !growth.grew),
+        ),
         Outcome::OutOfMemory => Answer::No,
         Outcome::Failed => Answer::Failed,
         Outcome::Stopped => Answer::Stopped,
