@@ -60,6 +60,7 @@ results = [
     torch.full((2,), 3, device=device), x.clamp(2, 5), x.max(1).indices, x.topk(2, 1).values,
     torch.isfinite(x.float()).all(), torch.equal(x, x + 0), torch.equal(x, x + 1),
     x[:, 1:3].clone(), x.to(torch.int32), torch.vmap(lambda row: row.sum())(x),
+    torch.where(mask, torch.zeros((), device=device), -1.0) < 0,
 ]
 for n, result in enumerate(results):
     print(">", n, result.tolist() if isinstance(result, torch.Tensor) else result)
@@ -138,6 +139,25 @@ print(">", linear.weight.grad.tolist())
     reads = {read["line"]: read["kind"] for read in form["processes"][0]["reads"]}
     kinds = [reads[line] for line in (5, 8, 10, 12, 15)]
     assert kinds == ["known", "known", "computed", "known", "computed"]
+
+
+def test_what_a_kernel_writes_over_a_filling_is_unknown(neap: str, tmp_path: Path) -> None:
+    script = """
+import torch
+from torch.nn import functional as F
+x = torch.randn((), device="cuda", requires_grad=True)
+F.multilabel_margin_loss(x, torch.ones((), dtype=torch.long, device="cuda")).backward()
+logs = torch.randn(7, 2, 5, device="cuda", requires_grad=True)
+F.ctc_loss(logs, torch.ones(2, 3).cuda().long(), (7, 7), (3, 3)).backward()
+lu, pivots = torch.linalg.lu_factor(torch.randn(3, 3, device="cuda"))
+found = [x.grad, logs.grad, torch.lu_unpack(lu, pivots)[0]]
+for result in found:
+    print(">", result.sum().item())
+"""
+    printed, form = dry(neap, script, tmp_path)
+    assert len(printed.splitlines()) == 3, form["said"]
+    reads = {read["line"]: read for read in form["processes"][0]["reads"]}
+    assert (reads[11]["kind"], reads[11]["count"]) == ("computed", 3)
 
 
 def test_answers_of_neaps_own_are_listed(neap: str, tmp_path: Path) -> None:

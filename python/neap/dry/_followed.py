@@ -60,7 +60,8 @@ DEPENDENT = _names("nonzero _unique _unique2 unique_dim unique_consecutive uniqu
 """Operators whose result's size depends on values."""
 
 CLEARING = _names(
-    "nll_loss2d_forward linalg_lu_factor_ex linalg_ldl_factor_ex _linalg_det _linalg_slogdet"
+    "nll_loss2d_forward multilabel_margin_loss_backward _ctc_loss _ctc_loss_backward lu_unpack",
+    "linalg_lu_factor_ex linalg_ldl_factor_ex _linalg_det _linalg_slogdet",
 )
 """Operators that fill their result by another operator before their kernel writes to it."""
 

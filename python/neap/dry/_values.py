@@ -296,13 +296,14 @@ def _rewrite(call: Any, operator: Operator, base: int, self: Any, args: Any, kwa
 def _trusted(tensor: torch.Tensor, args: Any) -> bool:
     """Whether what fills a tensor is going to stay: many operators clear floats or copy them to a
     place of their own, or take bytes for a workspace, and then their kernel writes there unseen.
+    Those that do so with one float are in :data:`neap.dry._followed.CLEARING`.
     """
     value = args[0] if args else 0
     if value.__class__ in _known.PLAIN:
         same = value.is_cuda and value.dtype is tensor.dtype
         return not (same and tensor.is_floating_point())
     if tensor.is_floating_point():
-        return bool(value)  # A mask of ones, say.
+        return bool(value) or tensor.numel() == 1  # A mask of ones, say, or a number.
     return tensor.dtype is not torch.uint8 or tensor.numel() <= _known.FILLED
 
 
