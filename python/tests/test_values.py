@@ -160,6 +160,23 @@ for result in found:
     assert (reads[11]["kind"], reads[11]["count"]) == ("computed", 3)
 
 
+def test_batch_norms_running_statistics_are_unknown(neap: str, tmp_path: Path) -> None:
+    script = """
+import torch
+norm = torch.nn.BatchNorm2d(4).cuda()
+print(">", norm.running_var.tolist())
+for backend in (True, False):
+    torch.backends.cudnn.enabled = backend
+    norm = torch.nn.BatchNorm2d(4).cuda()
+    norm(torch.randn(2, 4, 8, 8, device="cuda"))
+    print(">", norm.running_mean.tolist(), norm.running_var.tolist())
+"""
+    printed, form = dry(neap, script, tmp_path)
+    assert printed.splitlines() == ["[1.0, 1.0, 1.0, 1.0]", *[f"{[0.0] * 4} {[0.0] * 4}"] * 2]
+    reads = [(read["line"], read["kind"]) for read in form["processes"][0]["reads"]]
+    assert reads == [(4, "known"), (9, "computed")]
+
+
 def test_answers_of_neaps_own_are_listed(neap: str, tmp_path: Path) -> None:
     script = """
 import torch

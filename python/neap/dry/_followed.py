@@ -65,6 +65,12 @@ CLEARING = _names(
 )
 """Operators that fill their result by another operator before their kernel writes to it."""
 
+RUNNING = _names(
+    """native_batch_norm cudnn_batch_norm batch_norm_update_stats batch_norm_gather_stats
+    batch_norm_gather_stats_with_counts"""
+)
+"""Operators that write to a running mean and variance, which their schema does not say."""
+
 
 class Operator(NamedTuple):
     """An operator to follow.
@@ -105,7 +111,12 @@ def operators() -> tuple[list[Operator], list[Operator], list[Operator]]:
         if not on_device or _has(full, "BackendSelect"):
             continue
         call = getattr(getattr(torch.ops.aten, base), overload or "default")
-        written = [a for a in call._schema.arguments if a.alias_info and a.alias_info.is_write]
+        written = [
+            a
+            for a in call._schema.arguments
+            if (a.alias_info and a.alias_info.is_write)
+            or (base in RUNNING and a.name.startswith("running_"))
+        ]
         found = Operator(
             name,
             call,
