@@ -11,6 +11,8 @@ mod cuda;
 mod estimate;
 mod explain;
 pub mod folder;
+#[cfg(target_os = "linux")]
+mod hostile;
 mod idioms;
 mod import;
 mod pages;

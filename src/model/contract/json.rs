@@ -65,8 +65,16 @@ pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadE
     }
     let mut all = Vec::with_capacity(file.jobs.len());
     for (index, job) in file.jobs.iter().enumerate() {
-        let graph_path = graphs.get(index).cloned().unwrap_or_else(|| graph_path(path, &job.graph));
-        let graph = json::read(&graph_path).map_err(|e| match e {
+        let (graph_path, read) = match graphs.get(index) {
+            Some(given) => (given.clone(), json::read(given)),
+            // The plan's file names it, so it may be a pipe that nothing is ever written to.
+            None => {
+                let recorded = graph_path(path, &job.graph);
+                let read = json::read_regular(&recorded);
+                (recorded, read)
+            }
+        };
+        let graph = read.map_err(|e| match e {
             ReadError::File(e) if graphs.is_empty() => ReadError::content(
                 path,
                 format!("its graph is not where it says: {e}; say where with `--graph`"),

@@ -56,7 +56,7 @@ pub fn read(path: &Path) -> Result<Graph, ReadError> {
     resolve(file).map_err(|e| ReadError::content(path, e))
 }
 
-/// Reads a graph whose path another process has named: never from a pipe or a device.
+/// Reads a graph whose path another process or a file has named: never from a pipe or a device.
 ///
 /// # Errors
 /// As [`read`], and where it is no file.

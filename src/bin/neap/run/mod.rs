@@ -15,7 +15,6 @@ use neap::units::{Nanos, OpId};
 use crate::accounting;
 use crate::output::{self, Answer};
 use crate::settings::{DeviceFlags, TargetFlags, values};
-use crate::signals;
 
 /// Run a plan, or a job without a plan, or several of them at once.
 #[derive(clap::Args)]
@@ -132,7 +131,6 @@ impl Flags {
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let settings = flags.settings()?;
-    signals::request_at_signals(&settings.stop)?;
     match &flags.subjects[..] {
         [subject] if !flags.service.asked() => match one::main(flags, subject, &settings, as_json)?
         {

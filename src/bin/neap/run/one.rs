@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::{Flags, latencies, median};
 use crate::output::{Answer, Ending, note};
 use crate::settings::{self, Outputs, Site, Subject};
-use crate::{making, progress, timeline};
+use crate::{making, progress, signals, timeline};
 
 /// The result of running a file.
 pub enum Ended {
@@ -105,6 +105,7 @@ fn planned(
 ) -> anyhow::Result<Ran> {
     flags.one_number_of_iterations()?;
     let graph = graphs.remove(0);
+    signals::request_at_signals(&settings.stop)?;
     let bar = progress::bar(settings.iterations.into(), "iterations");
     let mut progress = |done: u32| bar.set_position(u64::from(done));
     let outcome = if flags.replan {
@@ -131,6 +132,7 @@ fn unplanned(
     outputs.apart_from_what_was_read()?;
     let (mut job, arena) = making::unplanned(&graph, &device, &latencies)?;
     job.libraries = libraries;
+    signals::request_at_signals(&settings.stop)?;
     let bar = progress::bar(settings.iterations.into(), "iterations");
     let mut progress = |done: u32| bar.set_position(u64::from(done));
     let outcome = neap::run::run(&graph, &job, arena, &device, settings, &mut progress);

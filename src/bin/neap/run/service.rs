@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use super::requests::{Asking, Names, Reader, apart, end_at};
 use super::{Flags, latencies, median};
 use crate::output::{self, Answer, Ending, note};
-use crate::progress;
 use crate::settings::values::{instant, policy, seconds};
 use crate::settings::{self, Outputs};
+use crate::{progress, signals};
 
 /// Several jobs at once.
 #[derive(clap::Args)]
@@ -107,6 +107,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         replan: flags.replan,
         threshold_per_mille: flags.replan_threshold.unwrap_or(THRESHOLD),
     };
+    signals::request_at_signals(&settings.stop)?;
     let mut mailbox = Mailbox::default();
     let names: Names = Arc::new(Mutex::new(tenants.iter().map(|t| t.name.clone()).collect()));
     let (remote, stop, of) = (mailbox.remote(), settings.stop.clone(), Arc::clone(&names));
