@@ -46,8 +46,8 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead>, FileError> {
     opened(path, file)
 }
 
-/// The same for a path that another process has named: pipes and devices, which could be waited for
-/// without end, are refused.
+/// The same where pipes and devices are refused, since they could be waited for without end: for a
+/// path that another process or a file has named, and during work that a signal does not end.
 ///
 /// # Errors
 /// As [`open`], and where it is no file.
@@ -123,9 +123,22 @@ pub fn cache() -> Option<PathBuf> {
 /// # Errors
 /// As [`open`], when the content is cut off, or larger than `limit`.
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
-    let fail = |e| FileError::new(path, "cannot be read", e);
+    content(path, open(path)?, limit)
+}
+
+/// The same for a path that another process has named, as text.
+///
+/// # Errors
+/// As [`open_regular`] and [`read`], and when the content is not UTF-8.
+pub fn read_regular(path: &Path, limit: u64) -> Result<String, FileError> {
+    let bytes = content(path, open_regular(path)?, limit)?;
+    String::from_utf8(bytes).map_err(|e| unread(path, io::Error::other(e)))
+}
+
+fn content(path: &Path, file: Box<dyn BufRead>, limit: u64) -> Result<Vec<u8>, FileError> {
+    let fail = |e| unread(path, e);
     let mut all = Vec::new();
-    open(path)?.take(limit + 1).read_to_end(&mut all).map_err(fail)?;
+    file.take(limit + 1).read_to_end(&mut all).map_err(fail)?;
     if all.len() as u64 > limit {
         return Err(fail(io::Error::other(format!(
             "larger than {} once decompressed",

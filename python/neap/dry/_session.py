@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from neap._files import whole
 from neap.dry import _answers, _checks, _counters, _data_dependent, _objects, _ranks, when_imported
 from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
@@ -68,6 +69,8 @@ class Session:
         self.ended_by = "exit"
         self.exception: dict[str, Any] | None = None
         self.recorded: dict[str, Any] | None = None
+        self.unwritten: list[str] = []
+        """Why files that were asked for are not there."""
         self._recording: ScriptRecording | None = None
         self._first: weakref.ref[Optimizer] | None = None
         self._device = False
@@ -131,7 +134,12 @@ class Session:
     def _record_done(self, found: _graph.Iteration) -> None:
         assert self.asked.record is not None
         form = _form.graph(found)
-        _form.write(form, self.asked.record)
+        try:
+            _form.write(form, self.asked.record)
+        except OSError as error:
+            self.unwritten.append(f"{self.asked.record}: cannot be written: {error.strerror}")
+            self.recorded = {"began": True}
+            return
         self.recorded = {
             "began": True,
             "path": self.asked.record,
@@ -226,6 +234,7 @@ class Session:
                     form.update(part())
                 except Exception as error:
                     note(f"report {part.__name__.strip('_')}", error)
+        form["unwritten"] = self.unwritten
         form["problems"] = problems
         path = self.asked.folder / f"report-{self.process}.json"
         partial = path.with_suffix(".tmp")
@@ -256,7 +265,10 @@ class Session:
         if rank:
             root, extension = os.path.splitext(path)
             path = f"{root}.rank{rank}{extension}"
-        partial = f"{path}.{self.process}.tmp"
-        torch.cuda.memory._dump_snapshot(partial)
-        os.replace(partial, path)
+        try:
+            with whole(path) as partial:
+                torch.cuda.memory._dump_snapshot(partial)
+        except OSError as error:
+            self.unwritten.append(f"{path}: cannot be written: {error.strerror}")
+            return {}
         return {"snapshot": path}

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+from neap._files import whole
 from neap.torch._graph import Iteration, Node, from_host
 from neap.torch._storage import Operand, Storage, blocks
 from neap.torch._watch import OPTIMIZE
@@ -214,20 +215,13 @@ def write(form: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Writes a graph with a line for each tensor and operator; the file appears whole or not at
     all.
     """
-    path = os.fspath(path)
-    partial = f"{path}.{os.getpid()}.tmp"
 
     def text(value: Any) -> str:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
-    try:
-        with open(partial, "w", encoding="utf-8") as out:
-            head = {k: v for k, v in form.items() if k not in ("tensors", "operators")}
-            out.write(text(head)[:-1])
-            for key in ("tensors", "operators"):
-                out.write(f',\n"{key}":[\n' + ",\n".join(map(text, form[key])) + "\n]")
-            out.write("}\n")
-        os.replace(partial, path)
-    finally:
-        if os.path.exists(partial):
-            os.unlink(partial)
+    with whole(path) as partial, open(partial, "w", encoding="utf-8") as out:
+        head = {k: v for k, v in form.items() if k not in ("tensors", "operators")}
+        out.write(text(head)[:-1])
+        for key in ("tensors", "operators"):
+            out.write(f',\n"{key}":[\n' + ",\n".join(map(text, form[key])) + "\n]")
+        out.write("}\n")

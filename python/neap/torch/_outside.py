@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from neap._files import whole
+
 LARGEST = 256 << 20
 """The bytes of the largest file that is read."""
 
@@ -64,17 +66,10 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     Raises:
         OSError: if it can't be written.
     """
-    partial = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    with whole(path) as partial, open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def make(folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from neap._files import whole
 from neap.torch._watch import Watch
 
 LANES = {"script": 0, "to host": 1, "to device": 2}
@@ -102,10 +103,8 @@ class Timeline:
             {"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": lane}}
             for lane, tid in LANES.items()
         ]
-        partial = f"{os.fspath(self.path)}.{os.getpid()}.tmp"
-        with open(partial, "w", encoding="utf-8") as out:
+        with whole(self.path) as partial, open(partial, "w", encoding="utf-8") as out:
             json.dump({"traceEvents": names + self._events, "displayTimeUnit": "ms"}, out)
-        os.replace(partial, self.path)
 
     def _add(
         self, lane: str, name: str, start: int, length: int, about: dict[str, Any] | None = None

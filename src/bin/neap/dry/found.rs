@@ -8,6 +8,9 @@ use neap::sim::allocator::Config;
 use neap::units::Bytes;
 use serde::{Deserialize, Serialize};
 
+/// The bytes of the largest report or log that is read.
+const LARGEST: u64 = 256 << 20;
+
 /// What the Python side says of one process. Bytes everywhere.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -34,6 +37,8 @@ pub struct Process {
     pub recorded: Option<Recorded>,
     /// The memory snapshot that it wrote.
     pub snapshot: Option<String>,
+    /// Why files that were asked for are not there.
+    pub unwritten: Vec<String>,
     /// What went wrong in neap's own code inside the script.
     pub problems: Vec<String>,
     /// What was counted where PyTorch is built for the CPU only.
@@ -280,18 +285,20 @@ impl Found {
         paths.sort();
         for path in paths {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let Ok(text) = fs::read_to_string(&path) else { continue };
             let pid = |prefix: &str, suffix: &str| -> Option<u32> {
                 name.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
             };
+            let text = || neap::files::read_regular(&path, LARGEST);
             if pid("report-", ".json").is_some() {
-                match serde_json::from_str(&text) {
+                let read = text().map_err(anyhow::Error::new);
+                match read.and_then(|text| Ok(serde_json::from_str(&text)?)) {
                     Ok(process) => found.processes.push(process),
                     Err(error) => found.damaged.push(error.to_string()),
                 }
             } else if let Some(pid) = pid("device-", ".log") {
-                found.logs.insert(pid, log(&text));
+                found.logs.insert(pid, log(&text().unwrap_or_default()));
             } else if pid("python-", "").is_some() {
+                let text = text().unwrap_or_default();
                 let mut lines = text.lines();
                 let state = match lines.next() {
                     Some("ready") => Python::Ready,

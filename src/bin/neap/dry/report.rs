@@ -145,6 +145,9 @@ pub fn report(
     if let Some(against) = &against {
         against.notes();
     }
+    if let Some(problem) = found.processes.iter().find_map(|p| p.unwritten.first()) {
+        bail!("{problem}");
+    }
     Ok(match outcome {
         Outcome::Fits => Answer::yes_if(
             against.is_none_or(|a| a.is_equal()) && growth.is_none_or(|growth| !growth.grew),
