@@ -75,6 +75,36 @@ fn reports_of_all_processes_are_the_answer_with_json() {
 }
 
 #[test]
+fn reports_that_are_pipes_or_of_any_size_are_left_out() {
+    let line = "cd $NEAP_TORCH_DIR; mkfifo oom-1 report-1.json; truncate -s 2G report-2.json; \
+                echo '{\"pid\": 3}' > report-3.json; exit 1";
+    let found = torch(&["--budget", "1GiB", "--json"], &format!("({line})"), None);
+    let reports: Value = serde_json::from_slice(&found.stdout).unwrap();
+    assert_eq!((reports, found.status.code()), (json!([{"pid": 3}]), Some(1)));
+}
+
+#[test]
+fn numbers_without_meaning_do_not_end_the_planning_on_the_dry_device() {
+    // A script that runs out of memory, makes any plan, and claims to have reserved all bytes.
+    let line = "most=18446744073709551615; \
+                if test -n \"$NEAP_TORCH_PLAN_ONLY\"; then \
+                    echo \"{\\\"budget_bytes\\\": $most}\" > $NEAP_TORCH_SAVE_PLAN; \
+                elif test -n \"$NEAP_TORCH_PLAN\"; then \
+                    test -n \"$NEAP_DRY_DIR\" && ended=0 || ended=7; \
+                    echo \"{\\\"peak_reserved_bytes\\\": $most}\" > $NEAP_TORCH_DIR/report-1.json; \
+                    echo \"devices $NEAP_DRY_DEVICES\" >> devices; exit $ended; \
+                else \
+                    echo \"{\\\"devices\\\": 4294967295, \\\"memory_bytes\\\": $most, \
+                        \\\"available_bytes\\\": $most}\" > $NEAP_TORCH_DIR/oom-1; exit 1; \
+                fi";
+    let found = torch(&["--budget", "1GiB"], line, None);
+    let said = text(&found.stderr);
+    assert!(!said.contains("panicked"), "{said}");
+    assert_eq!(found.status.code(), Some(7), "{said}");
+    assert!(said.contains("starting the command again"), "{said}");
+}
+
+#[test]
 fn bad_use_runs_nothing() {
     let folder = TempDir::new().unwrap();
     let write = |name: &str, content: &str| {

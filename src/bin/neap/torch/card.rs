@@ -1,10 +1,12 @@
 //! The card that a script ran out of memory on, as PyTorch described it.
 
-use std::fs;
 use std::path::Path;
 
 use neap::units::Bytes;
 use serde::Deserialize;
+
+use super::linux::LARGEST_REPORT;
+use crate::dry::launch::Memory;
 
 /// What the dry device must have in common with the card for the script to run the same kernels.
 /// What a process could not find out is left open.
@@ -26,8 +28,17 @@ pub struct Card {
 impl Card {
     /// What a process of the script wrote when it ran out of memory.
     pub fn read(path: &Path) -> Self {
-        let text = fs::read_to_string(path).unwrap_or_default();
-        serde_json::from_str(&text).unwrap_or_default()
+        let text = neap::files::read_regular(path, LARGEST_REPORT).unwrap_or_default();
+        let mut card: Self = serde_json::from_str(&text).unwrap_or_default();
+        // What no card has is left to the profile: the dry device would take it as it is.
+        card.name = card.name.filter(|name| name.len() <= 256 && !name.contains('\0'));
+        card.capability = card.capability.filter(|capability| *capability < 1000);
+        card.multiprocessors = card.multiprocessors.filter(|count| *count < 1 << 16);
+        card.devices = card.devices.filter(|count| *count <= 64);
+        card.memory_bytes = card.memory_bytes.filter(|bytes| *bytes <= Memory::UNLIMITED.total.0);
+        card.available_bytes =
+            card.available_bytes.filter(|bytes| *bytes <= Memory::UNLIMITED.total.0);
+        card
     }
 
     /// The bytes of the card that the script may take, if the process found out.
@@ -52,6 +63,8 @@ impl Card {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -70,6 +83,20 @@ mod tests {
             ("NEAP_DRY_NAME", "NVIDIA Q"),
         ];
         assert_eq!(found, wanted.map(|(name, value)| (name, value.to_owned())));
+    }
+
+    #[test]
+    fn what_no_card_has_is_left_to_the_profile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("oom-7");
+        for text in [
+            r#"{"devices": 4294967295, "multiprocessors": 4294967295, "capability": 4294967295}"#,
+            r#"{"memory_bytes": 18446744073709551615, "available_bytes": 18446744073709551615}"#,
+            r#"{"name": "a\u0000b"}"#,
+        ] {
+            fs::write(&path, text).expect("a file");
+            assert_eq!(Card::read(&path), Card::default(), "{text}");
+        }
     }
 
     #[test]

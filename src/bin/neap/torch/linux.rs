@@ -32,7 +32,9 @@ use crate::signals;
 const FORMAT: &str = "neap.torch.schedule";
 const VERSION: u64 = 1;
 /// The bytes of such a file that are read.
-const LARGEST_PLAN: u64 = 256 << 20;
+pub const LARGEST_PLAN: u64 = 256 << 20;
+/// The bytes of the largest report of a process that is read.
+pub const LARGEST_REPORT: u64 = 64 << 20;
 /// PyTorch reads the settings of its allocator from one of these.
 const ALLOCATOR: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
@@ -270,8 +272,9 @@ impl Reports {
                 found.out_of_memory = Some(Card::read(&path));
             }
             if name.starts_with("report-")
-                && let Some(report) =
-                    fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok())
+                && let Some(report) = neap::files::read_regular(&path, LARGEST_REPORT)
+                    .ok()
+                    .and_then(|text| serde_json::from_str(&text).ok())
             {
                 found.reports.push(report);
             }

@@ -8,18 +8,20 @@
 use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::fs;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::Context;
 use clap::Parser;
 use neap::device::profile;
+use neap::files::read_regular;
 use neap::units::Bytes;
 use serde_json::Value;
 
 use super::Flags;
 use super::card::Card;
-use super::linux::{Dry, Reports, environment, paths, scratch};
+use super::linux::{Dry, LARGEST_PLAN, Reports, environment, paths, scratch};
 use crate::dry::launch::{self, Memory};
 use crate::dry::unpack::Unpacked;
 use crate::output::note;
@@ -79,12 +81,12 @@ impl Rehearsal<'_> {
             if best.as_ref().is_none_or(|(before, _)| outcome > *before) {
                 best = Some((outcome, path));
             }
-            free += asked / STEP;
-            match outcome {
+            free = free.saturating_add(asked / STEP);
+            free = match outcome {
                 Outcome::KeptToBudget => break,
-                Outcome::Over(Reverse(bytes)) => free += bytes,
-                Outcome::Failed => free *= 2,
-            }
+                Outcome::Over(Reverse(bytes)) => free.saturating_add(bytes),
+                Outcome::Failed => free.saturating_mul(2),
+            };
             if round + 1 < TRIES {
                 note(&format!(
                     "note: by that plan the first iterations would not keep to the budget; \
@@ -108,7 +110,7 @@ impl Rehearsal<'_> {
         let log = scratch.path().join("log");
         run_silently(command, &log)?;
         if !plan.exists() {
-            let text = fs::read_to_string(&log).unwrap_or_default();
+            let text = end(&log).unwrap_or_default();
             let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
             note(&format!("note: the dry run made no plan; it ended with: {last}"));
         }
@@ -162,9 +164,20 @@ fn run_silently(mut command: Command, log: &Path) -> anyhow::Result<ExitStatus> 
     launch::run(command)
 }
 
+/// The end of what a script printed, which may be of any length.
+fn end(log: &Path) -> io::Result<String> {
+    const BYTES: u64 = 1 << 16;
+    let mut file = fs::File::open(log)?;
+    let from = file.metadata()?.len().saturating_sub(BYTES);
+    file.seek(SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    file.take(BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// The budget of a plan, which is `budget` from now on, if that is given; nothing without a plan.
 fn stamp(path: &Path, budget: Option<u64>) -> Option<u64> {
-    let mut form: Value = serde_json::from_str(&fs::read_to_string(path).ok()?).ok()?;
+    let mut form: Value = serde_json::from_str(&read_regular(path, LARGEST_PLAN).ok()?).ok()?;
     let Some(budget) = budget else { return form["budget_bytes"].as_u64() };
     form["budget_bytes"] = budget.into();
     fs::write(path, form.to_string()).ok()?;
