@@ -305,6 +305,9 @@ fn prune(script: &mut Script) {
     }
 }
 
+/// How many times of an operator are kept: enough for a median, and a job may run for days.
+pub const KEPT: usize = 1024;
+
 /// The measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
@@ -318,7 +321,7 @@ pub struct Record {
     pub submit_ns: Vec<Nanos>,
     /// In how many iterations items were timed.
     pub timed: u32,
-    /// By operator, how long its own turn took in each of these.
+    /// By operator, how long its own turn took in the first and the last [`KEPT`] of these.
     pub operator_ns: Vec<Vec<Nanos>>,
     /// How many steps of these had to wait for a copy that they read.
     pub late: u64,
@@ -396,7 +399,13 @@ impl Executor<'_> {
         let (steps, copies) = measured.items.split_at(self.program.steps.len());
         for (step, (start, end)) in self.program.steps.iter().zip(steps) {
             if step.event.is_none() {
-                record.operator_ns[step.operator.index()].push(*end - *start);
+                let times = &mut record.operator_ns[step.operator.index()];
+                if times.len() < KEPT {
+                    times.push(*end - *start);
+                } else {
+                    // In place of the oldest; the first stays, which medians leave out.
+                    times[1 + record.timed as usize % (KEPT - 1)] = *end - *start;
+                }
             }
         }
         let run = engine::Run {

@@ -243,7 +243,8 @@ pub struct Outcome {
     pub late_copies: u64,
     /// How long all iterations waited for a window that other jobs held.
     pub window_ns: Nanos,
-    /// For each operator, the time of its own run (not its recomputes) in each of these.
+    /// For each operator, the time of its own run (not its recomputes) in these; of more than 1024
+    /// in the first and the last of them.
     pub operator_ns: Vec<Vec<Nanos>>,
     /// When each step and copy of the last of these started and ended.
     pub last: Option<crate::sim::engine::Run>,

@@ -42,6 +42,16 @@ fn planned_equals_unplanned() {
     }
 }
 
+#[test]
+fn a_job_that_runs_for_long_keeps_some_times_of_each_operator() {
+    use super::executor::KEPT;
+    let b = net();
+    let iterations = u32::try_from(KEPT).unwrap() + 300;
+    let ran = go(&b.graph, &plan(&b.graph, Vec::new()), &settings(iterations)).unwrap();
+    assert_eq!((ran.timed_iterations, ran.losses.len()), (iterations, iterations as usize));
+    assert!(ran.operator_ns.iter().all(|times| times.len() == KEPT));
+}
+
 fn bits(losses: &[f32]) -> Vec<u32> {
     losses.iter().map(|l| l.to_bits()).collect()
 }

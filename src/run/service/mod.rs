@@ -17,6 +17,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, Scope};
@@ -298,7 +299,7 @@ impl<'env> Service<'_, 'env> {
             let report = |what| drop(messages.send(Message::Progress(id, what)));
             Worker { id, work: &mine, arena, shared, commands: received, report: &report }.run();
         });
-        let (sha256, plans) = (json::sha256(&work.graph), vec![work.plan.clone()]);
+        let (sha256, plans) = (json::sha256(&work.graph), BTreeMap::from([(0, work.plan.clone())]));
         let (stage, follows) = (Stage::Coming, 0);
         let seat = Seat { name, work, sha256, commands, coming, submit, stage, plans, follows };
         self.seats.push(seat);
@@ -440,10 +441,10 @@ impl<'env> Service<'_, 'env> {
             let (seat, mut newer) = (&mut self.seats[id as usize], None);
             match order {
                 Order::Enter(_, plan) => {
-                    newer = (seat.follows != plan).then(|| Box::new(seat.plans[plan].clone()));
+                    newer = (seat.follows != plan).then(|| Box::new(seat.plans[&plan].clone()));
                     seat.follows = plan;
                     if self.options.replan {
-                        self.feedback.follow(id as usize, &seat.work, &seat.plans[plan]);
+                        self.feedback.follow(id as usize, &seat.work, &seat.plans[&plan]);
                     }
                     if let Some(waited) = self.records.entered(id, now) {
                         notice(Notice::Admitted(&seat.name, waited));
@@ -476,9 +477,17 @@ struct Seat {
     coming: Coming,
     submit: Nanos,
     stage: Stage,
-    /// All plans that it has had, and the one in use.
-    plans: Vec<JobPlan>,
+    /// By number the newest plan and the older ones that it may still follow, and the one in use.
+    plans: BTreeMap<usize, JobPlan>,
     follows: usize,
+}
+
+impl Seat {
+    /// Its newest plan, and the number of that.
+    fn newest(&self) -> (usize, &JobPlan) {
+        let newest = self.plans.last_key_value().map(|(number, plan)| (*number, plan));
+        newest.unwrap_or((0, &self.work.plan))
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -215,7 +215,7 @@ impl Service<'_, '_> {
         level(&jobs.iter().map(kind).collect::<Vec<_>>(), &mut latencies);
         let one = |(&id, latencies): (&usize, Vec<Latency>)| {
             let seat = &self.seats[id];
-            let plan = seat.plans[seat.plans.len() - 1].clone();
+            let plan = seat.newest().1.clone();
             Asked { work: Arc::clone(&seat.work), sha256: seat.sha256.clone(), plan, latencies }
         };
         let asked = jobs.iter().zip(latencies).map(one).collect();
@@ -260,16 +260,20 @@ impl Service<'_, '_> {
             }
             for (&id, plan) in jobs.iter().zip(plans) {
                 let seat = &mut self.seats[id as usize];
-                let last = &seat.plans[seat.plans.len() - 1];
+                let (number, last) = seat.newest();
                 // New latencies alone change nothing that the job does.
                 if *last == (JobPlan { latencies: last.latencies.clone(), ..plan.clone() }) {
                     continue;
                 }
-                let needs = coming(&seat.work, &plan, seat.plans.len())
+                let needs = coming(&seat.work, &plan, number + 1)
                     .map_err(|e| format!("`{}`: {e}", seat.name))?
                     .needs;
-                seat.plans.push(plan);
                 self.scheduler.replanned(id, needs);
+                // A service that runs for long makes thousands of plans: those that no order may
+                // name again are dropped.
+                let used: Vec<usize> = self.scheduler.plans(id).chain([seat.follows]).collect();
+                seat.plans.retain(|number, _| used.contains(number));
+                seat.plans.insert(number + 1, plan);
                 changed.push(id);
             }
             Ok(())

@@ -143,6 +143,12 @@ impl Scheduler {
         }
     }
 
+    /// The numbers of the plans that a job may still be asked to follow.
+    pub fn plans(&self, job: JobId) -> impl Iterator<Item = usize> {
+        let tenant = self.jobs.get(&job).into_iter();
+        tenant.flat_map(|t| t.next.iter().chain([&t.needs])).map(|needs| needs.plan)
+    }
+
     /// An iteration has ended.
     pub fn ran(&mut self, job: JobId, took: Nanos) {
         if let Some(tenant) = self.jobs.get_mut(&job) {
