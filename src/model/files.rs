@@ -60,10 +60,11 @@ pub fn open_regular(path: &Path) -> Result<Box<dyn BufRead>, FileError> {
         libc::O_NONBLOCK | libc::O_NOCTTY,
     );
     let file = options.open(path).map_err(|e| unread(path, e))?;
-    if file.metadata().map_err(|e| unread(path, e))?.is_file() {
+    let kind = file.metadata().map_err(|e| unread(path, e))?;
+    if kind.is_file() || kind.is_dir() {
         opened(path, file)
     } else {
-        let problem = "it is a pipe, a device or a directory; name a file";
+        let problem = "it is a pipe or a device; name a file";
         Err(unread(path, io::Error::other(problem)))
     }
 }

@@ -108,6 +108,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         threshold_per_mille: flags.replan_threshold.unwrap_or(THRESHOLD),
     };
     signals::request_at_signals(&settings.stop)?;
+    take_memory_from_one_heap();
     let mut mailbox = Mailbox::default();
     let names: Names = Arc::new(Mutex::new(tenants.iter().map(|t| t.name.clone()).collect()));
     let (remote, stop, of) = (mailbox.remote(), settings.stop.clone(), Arc::clone(&names));
@@ -157,6 +158,17 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         return ending.with(Answer::Stopped);
     }
     ending.with(Answer::yes_if(report.jobs.iter().all(|j| good(&j.verdict))))
+}
+
+/// Lets all threads take memory from one heap. Each planning has threads of its own, and with a
+/// heap for some of them the memory that they have given back stays with each: it grows for as long
+/// as the service plans.
+fn take_memory_from_one_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the call sets a limit, and takes any number.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
 }
 
 /// Prints an event above the progress bar.
