@@ -45,6 +45,11 @@ from neap.torch._watch import Watch, named_tensors
 _ATTEMPTS = 12
 """The most iterations that are watched for two in a row that are alike."""
 
+_FEW = 7
+"""The iterations that are watched where their sizes vary; the plan is for the largest of them."""
+
+_VARIES = "sizes vary: the plan is for the largest iteration that was watched, and swaps alone"
+
 _PATIENCE = 4
 """The iterations in a row that differ from the plan after which the script is watched anew. The
 number doubles each time, since watching costs time too.
@@ -110,6 +115,8 @@ class Fit:
         self._different = 0
         """Iterations in a row that were not as planned."""
         self._patience = _PATIENCE
+        self._varies = False
+        """Whether the iterations that are watched are of one kind, on tensors of varying sizes."""
         self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
@@ -520,7 +527,7 @@ class Fit:
             return
         recorded = len(self._recorder.cuts)
         anew = self._leftovers.watched(self._recorder) and recorded < self._attempts
-        if recorded < 2 or (recorded < self._attempts and not _graph.repeats(self._recorder)):
+        if recorded < 2 or not self._seen_enough(self._recorder):
             anew = True
         if anew:
             self._recorder.cut()
@@ -529,7 +536,8 @@ class Fit:
         self._stop_recording()
         name = type(self._models[0]).__name__ if self._models else "job"
         try:
-            found = _graph.iteration(recorder, name)
+            which = _graph.largest(recorder) if self._varies else None
+            found = _graph.iteration(recorder, name, which, self._varies)
         except ValueError as error:
             self._give_up(str(error))
             return
@@ -544,11 +552,14 @@ class Fit:
                 found,
                 self._profile,
                 all(map(divisible, self._optimizers)),
-                self._recompute,
+                self._recompute and not self._varies,
                 cache=self._cache,
-                soon=self._soon(recorder, found),
-                lend=self._lendable(recorder),
+                soon=None if self._varies else self._soon(recorder, found),
+                lend=[] if self._varies else self._lendable(recorder),
+                varies=self._varies,
             )
+            if self._varies and _VARIES not in self._report.notes:
+                self._report.notes.append(_VARIES)
             self._keep_within_host(planner)
             stays = unmovable(recorder, found)
             if stays is not None and stays not in self._report.notes:
@@ -562,6 +573,15 @@ class Fit:
         self._proved()
         self._act(schedule)
         self._joined.took(offer)
+
+    def _seen_enough(self, recorder: Recorder) -> bool:
+        """Whether two iterations in a row were alike, or else some were of one kind, on tensors of
+        varying sizes.
+        """
+        recorded, alike = len(recorder.cuts), _graph.repeats(recorder)
+        many = recorded >= min(_FEW, self._attempts)
+        self._varies = not alike and many and _graph.repeats(recorder, sizes=False)
+        return alike or self._varies or recorded >= self._attempts
 
     def _keep_within_host(self, planner: Planner) -> None:
         """What leaves the device is pinned on the host, which may have less memory than that."""

@@ -76,6 +76,8 @@ class Iteration:
     notes: list[str] = field(default_factory=list)
     start: int = 0
     end: int = 0
+    which: int = 0
+    """Its number in the recording."""
     place: dict[int, int] = field(default_factory=dict)
     """From recorded operators to places among ``nodes``."""
 
@@ -100,8 +102,16 @@ class Iteration:
         return found
 
 
-def iteration(recorder: Recorder, name: str, which: int | None = None) -> Iteration:
+def iteration(
+    recorder: Recorder, name: str, which: int | None = None, varies: bool = False
+) -> Iteration:
     """The last iteration of a recording, or another by number, as operators and lives.
+
+    Args:
+        recorder: the recording.
+        name: the graph's name.
+        which: the number of the iteration.
+        varies: whether the iteration before it may have had tensors of other sizes.
 
     Raises:
         ValueError: if no iteration was recorded.
@@ -115,7 +125,7 @@ def iteration(recorder: Recorder, name: str, which: int | None = None) -> Iterat
     _accumulate_in_place(recorder)
     ops = recorder.ops[start:end]
     before = recorder.ops[recorder.cuts[which - 1] : start] if which else []
-    steady = [_signature(op) for op in before] == [_signature(op) for op in ops]
+    steady = _alike(before, ops, not varies)
     notes = list(recorder.problems)
     nodes, place = _nodes(recorder, ops, start, end, notes)
     found = Iteration(
@@ -131,6 +141,7 @@ def iteration(recorder: Recorder, name: str, which: int | None = None) -> Iterat
         notes=notes,
         start=start,
         end=end,
+        which=which,
         place=place,
     )
     if which and not steady:
@@ -142,15 +153,33 @@ def iteration(recorder: Recorder, name: str, which: int | None = None) -> Iterat
     return found
 
 
-def repeats(recorder: Recorder) -> bool:
-    """Whether the operators since the last cut are those of the iteration before it."""
+def repeats(recorder: Recorder, sizes: bool = True) -> bool:
+    """Whether the operators since the last cut are those of the iteration before it, with ``sizes``
+    on tensors of the same sizes.
+    """
     before, start = recorder.cuts[-2:]
-    last = [_signature(op) for op in recorder.ops[start:]]
-    return [_signature(op) for op in recorder.ops[before:start]] == last
+    return _alike(recorder.ops[before:start], recorder.ops[start:], sizes)
 
 
-def _signature(op: Op) -> tuple[Any, ...]:
-    return op.kind, op.phase, tuple(s.bytes for s in op.makes), len(op.reads)
+def largest(recorder: Recorder) -> int:
+    """The number of the iteration of a finished recording that made most bytes, of those that ran
+    the operators of the last one, as did the iteration before.
+    """
+    cuts = recorder.cuts
+    spans = [recorder.ops[first:after] for first, after in zip(cuts, cuts[1:])]
+    alike = [_alike(spans[-1], ops, False) for ops in spans]
+    usable = [n for n in range(1, len(spans)) if alike[n - 1] and alike[n]]
+    made = {n: sum(s.bytes for op in spans[n] for s in op.makes) for n in usable}
+    return max(usable, key=lambda n: (made[n], n), default=len(spans) - 1)
+
+
+def _alike(before: list[Op], ops: list[Op], sizes: bool) -> bool:
+    return [_signature(op, sizes) for op in before] == [_signature(op, sizes) for op in ops]
+
+
+def _signature(op: Op, sizes: bool) -> tuple[Any, ...]:
+    made: Any = tuple(s.bytes for s in op.makes) if sizes else len(op.makes)
+    return op.kind, op.phase, made, len(op.reads)
 
 
 def _twins(before: list[Op], ops: list[Op]) -> list[tuple[Storage, Storage]]:

@@ -147,6 +147,7 @@ class Planner:
         cache: whether plans are kept between runs, and taken from there.
         soon: the iteration with updates inside backward, if that may be planned too.
         lend: parameters that may leave during backward, where the budget can't be met otherwise.
+        varies: whether plans are for iterations on tensors of other sizes too.
     """
 
     def __init__(
@@ -159,10 +160,12 @@ class Planner:
         cache: bool = False,
         soon: Iteration | None = None,
         lend: Collection[Storage] = (),
+        varies: bool = False,
     ) -> None:
         self.recorder = recorder
         self.found = found
         self.device = device
+        self.varies = varies
         self.move_states = move_states
         self.neap = executable()
         self._seconds = _seconds(len(found.nodes))
@@ -326,7 +329,7 @@ class Planner:
         made.unplanned_peak_bytes = self.unplanned
         made.iteration_ns = best.ns
         made.unplanned_iteration_ns = self.unplanned_ns
-        made.excluded = self.excluded
+        made.excluded, made.varies = self.excluded, self.varies
         if kept is not None:
             with contextlib.suppress(OSError):
                 _outside.make(kept.parent)
@@ -352,6 +355,7 @@ class Planner:
             saved,
             self._profile,
             self.soon is not None,
+            self.varies,
             sorted(storage.name for storage in self._lend),
         ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())

@@ -73,6 +73,8 @@ class Runtime:
         self.meter: Meter | None = None
         self.schedule: Schedule | None = None
         self.diverged: str | None = None
+        self._larger = False
+        """Whether the iteration needs more room on the host than the plan has."""
         self.differs: Callable[[], None] = lambda: None
         """Called when an iteration turns out not to be as planned."""
         self.saves = self.differs
@@ -142,7 +144,7 @@ class Runtime:
     def begin(self) -> None:
         """An iteration begins."""
         self.count = 0
-        self.diverged = None
+        self.diverged, self._larger = None, False
         self.recompute.begin()
         self._backwards = 0
         self.loans.begin()
@@ -218,7 +220,7 @@ class Runtime:
             expected = len(self.schedule.expected)
             if self.count < expected:
                 self.diverge(f"{self.count} saved tensors instead of {expected}")
-        return self.diverged
+        return self.diverged or ("it is larger than the plan's" if self._larger else None)
 
     # -- hooks
 
@@ -228,7 +230,7 @@ class Runtime:
         self.count = number + 1
         schedule = self.schedule
         if schedule is not None and self.diverged is None:
-            why = differs(schedule.expected, number, tensor)
+            why = differs(schedule.expected, number, tensor, schedule.varies)
             if why is not None:
                 self.diverge(why)
         return number
@@ -287,7 +289,8 @@ class Runtime:
             and ("" if function is None else function.name()) in names
         ):
             schedule = self.schedule
-            why = differs([] if schedule is None else schedule.expected, number, tensor)
+            expected, varies = ([], False) if schedule is None else schedule.comparison
+            why = differs(expected, number, tensor, varies)
             if why is not None:
                 self.diverge(why)
                 return self._spilled(tensor)
@@ -528,13 +531,23 @@ class Runtime:
         if holder.host is not None:
             return False
         if holder.slot is None and (
-            holder.base is None or self._slots[one].numel() != holder.base.nbytes()
+            holder.base is None or not self._has_room(one, holder.base.nbytes())
         ):
             return False
         reference = self._guests[one]
         guest = None if reference is None else reference()
         # An older graph may still be alive and need the slot.
         return guest is None or guest is holder or guest.here is not None
+
+    def _has_room(self, one: int, size: int) -> bool:
+        """Whether a storage of this size may have an activation's place in the pinned pool."""
+        room = self._slots[one].numel()
+        if room == size or self.schedule is None or not self.schedule.varies:
+            return room == size
+        if room < size and not self._larger:
+            self._larger = True
+            self.differs()
+        return room > size
 
     def _send(self, leaving: list[Holder]) -> None:
         """Asks for copies to the host."""
@@ -545,7 +558,7 @@ class Runtime:
                 one, host, seen = holder.number, holder.slot, holder.seen
                 if host is None:
                     assert holder.base is not None
-                    host, seen = self._slots[one], flat(holder.base)
+                    host, seen = self._slots[one][: holder.base.nbytes()], flat(holder.base)
                 assert seen is not None
                 noted(notes, host, seen, ("to host", f"activation {one}"))
                 holder.host = host
@@ -554,7 +567,7 @@ class Runtime:
                     holder.left = True
                 guests[one] = self._holders[one]
                 counts.swapped_out += 1
-                counts.bytes_out += self._sizes[one]
+                counts.bytes_out += host.nbytes
 
     def _drop(self, holder: Holder) -> None:
         base, seen = holder.base, holder.seen
@@ -591,7 +604,7 @@ class Runtime:
                     holder.coming = True
                     lane.ended(one)
                 counts.swapped_in += 1
-                counts.bytes_in += self._sizes[one]
+                counts.bytes_in += host.nbytes
 
     def _late(self, holder: Holder) -> torch.Tensor:
         """Nothing has asked for the copy to the device yet."""

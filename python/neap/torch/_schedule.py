@@ -127,6 +127,8 @@ class Schedule:
         moves: whether tensors of sparse pages are allocated anew there. This copies them twice, so
             that plans do so only where nothing else keeps to the budget.
         excluded: why calls of modules can't be run again, with how many.
+        varies: whether it serves iterations of the same kind on tensors of other sizes, as far as
+            these have room in the pinned memory.
     """
 
     expected: list[tuple[View, str]]
@@ -148,6 +150,7 @@ class Schedule:
     excluded: dict[str, int] = field(default_factory=dict)
     trims: list[tuple[str, int, int]] = field(default_factory=list)
     moves: bool = False
+    varies: bool = False
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0
@@ -164,6 +167,11 @@ class Schedule:
         if self.peak_bytes <= self.budget_bytes:
             return self.budget_bytes
         return self.peak_bytes + max(self.peak_bytes // _SLACK, PAGE)
+
+    @property
+    def comparison(self) -> tuple[list[tuple[View, str]], bool]:
+        """What saved tensors are compared with, and whether their extents may be others."""
+        return self.expected, self.varies
 
     def is_better_than(self, other: Schedule) -> bool:
         """Whether this plan is worth keeping though ``other`` leaves the allocator more: that takes

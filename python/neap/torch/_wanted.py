@@ -24,9 +24,12 @@ def names_of(node: str) -> tuple[str, ...]:
     return VIEWS if node == "view" else (node,)
 
 
-def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor) -> str | None:
+def differs(
+    expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor, varies: bool = False
+) -> str | None:
     """How a saved tensor differs from the one that was planned in its place. Where it begins in its
-    storage makes no difference: a batch may be another slice of the same data each time.
+    storage makes no difference: a batch may be another slice of the same data each time. With
+    ``varies`` its extents make none either.
     """
     if number >= len(expected):
         return f"more than {len(expected)} saved tensors"
@@ -34,11 +37,11 @@ def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Ten
     if not is_subclass(tensor) and tensor.layout is torch.strided:
         dtype, shape, stride, _ = view
         what = f"saved tensor {number}"
-        if tensor.shape != shape:
+        if tensor.shape != shape and not (varies and tensor.dim() == len(shape)):
             return f"{what} is {tuple(tensor.shape)} instead of {shape}"
         if tensor.dtype is not dtype:
             return f"{what} is of {tensor.dtype} instead of {dtype}"
-        if tensor.stride() != stride:
+        if tensor.stride() != stride and not varies:
             return f"{what} has strides {tensor.stride()} instead of {stride}"
     name = node_name(tensor)
     if name != node:

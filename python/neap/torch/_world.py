@@ -137,7 +137,7 @@ class World:
         self.early = early
         self.found = found
         self.ranges = list(ranges)
-        self.packs = [s for s in recorder.packs if s.iteration == len(recorder.cuts) - 2]
+        self.packs = [s for s in recorder.packs if s.iteration == found.which]
         self._within = {s for r in self.ranges for s in r.saved}
         # Inside backward an update is not divided.
         self._owners = self._owners_of_states() if move_states and not early else {}
@@ -354,7 +354,7 @@ class World:
 
     def _loans(self, lend: Collection[Storage]) -> list[Loan]:
         """Parameters that can leave in backward, of an iteration that calls it once."""
-        calls = [c[1:] for c in self.recorder.backwards if c[0] == len(self.recorder.cuts) - 2]
+        calls = [c[1:] for c in self.recorder.backwards if c[0] == self.found.which]
         if len(calls) != 1:
             return []
         self.packed, begin, end = calls[0]
