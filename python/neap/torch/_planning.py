@@ -333,6 +333,8 @@ class Planner:
         if kept is not None:
             with contextlib.suppress(OSError):
                 _outside.make(kept.parent)
+                if not kept.is_file():  # A pipe would wait for a reader.
+                    kept.unlink(missing_ok=True)
                 made.save(kept)
         return made
 
