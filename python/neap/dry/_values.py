@@ -134,19 +134,9 @@ def _with_tensors(call: Any, args: Any) -> Any:
     for place in range(first, first + 2):
         value = args[place]
         if value.__class__ in _NUMBERS:
-            key = value, value.__class__, kind
-            found = _numbers.get(key)
-            if found is None:
-                if len(_numbers) > 1024:
-                    _numbers.clear()
-                number: Any = value
-                found = _numbers[key] = torch.scalar_tensor(number, dtype=kind, device="cpu")
-            changed[place] = found
+            number: Any = value
+            changed[place] = torch.scalar_tensor(number, dtype=kind, device="cpu")
     return tuple(changed)
-
-
-_numbers: dict[tuple[Any, type, torch.dtype], torch.Tensor] = {}
-"""Tensors for numbers; nothing writes to them."""
 
 
 def beside(work: Any, *args: Any) -> None:
