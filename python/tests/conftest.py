@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,26 @@ def neap() -> str:
         if found and os.access(found, os.X_OK):
             return str(found)
     pytest.skip("there is no neap executable; build it, or set NEAP")
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> tuple[Path, Callable[[], str]]:
+    """A pipe that is read, and what gives all that its reader got: one that still waits for a
+    writer is let go.
+    """
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append(path.read_text()), daemon=True)
+    reader.start()
+
+    def content() -> str:
+        if path.is_fifo():
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        reader.join(10)
+        return "".join(got)
+
+    return path, content
 
 
 @pytest.fixture(scope="session")

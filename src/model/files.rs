@@ -46,8 +46,9 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead>, FileError> {
     opened(path, file)
 }
 
-/// The same where pipes and devices are refused, since they could be waited for without end: for a
-/// path that another process or a file has named, and during work that a signal does not end.
+/// Opens a file as [`open`] does, but no pipe or device, since these could be waited for without
+/// end: for a path that another process or a file has named, and during work that a signal does not
+/// end.
 ///
 /// # Errors
 /// As [`open`], and where it is no file.
@@ -127,7 +128,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     content(path, open(path)?, limit)
 }
 
-/// The same for a path that another process has named, as text.
+/// Reads a file whose path another process has named, as text.
 ///
 /// # Errors
 /// As [`open_regular`] and [`read`], and when the content is not UTF-8.

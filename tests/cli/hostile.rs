@@ -1,4 +1,5 @@
-//! Files that name pipes, and that ask for more than a machine has: refused, with one error, at once.
+//! Files that name pipes, and that ask for more than a machine has: refused, with one error, at
+//! once.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

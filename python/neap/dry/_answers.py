@@ -43,7 +43,6 @@ def _all(call: Any, keys: Any, self: torch.Tensor) -> torch.Tensor:
 
 def _equal(call: Any, keys: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal. The real operator asks ``all()`` of what no kernel wrote."""
-    _given.equal = None
     if plain(self) and plain(other) and _values.known((self, other)):
         _given.equal = _values.on_the_host(call, self, other)
     try:
@@ -52,7 +51,13 @@ def _equal(call: Any, keys: Any, self: torch.Tensor, other: torch.Tensor) -> boo
         _given.equal = None
 
 
-_given = threading.local()
+class _Given(threading.local):
+    """The answer to ``torch.equal`` that this thread works on, if it is known."""
+
+    equal: bool | None = None
+
+
+_given = _Given()
 
 
 def _isfinite(self: torch.Tensor) -> torch.Tensor:
@@ -62,9 +67,8 @@ def _isfinite(self: torch.Tensor) -> torch.Tensor:
 def _assumed(answer: torch.Tensor) -> torch.Tensor:
     """The answer, true where it is not known."""
     if plain(answer) and answer.numel() == 1 and not content(answer):
-        given = getattr(_given, "equal", None)
-        value = torch.full((), given is not False, dtype=answer.dtype, device="cpu")
-        _values.put(answer, value, ASSUMED if given is None else KNOWN)
+        value = torch.full((), _given.equal is not False, dtype=answer.dtype, device="cpu")
+        _values.put(answer, value, ASSUMED if _given.equal is None else KNOWN)
     return answer
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from neap._dry_library import dry_library
+
 NO_ANSWER = 0xFFFFFFFFFFFFFFFF
 """Ends an answer to reads of one size."""
 NOWHERE = 0xFFFFFFFF
@@ -37,8 +39,8 @@ class Library:
     @staticmethod
     def found() -> Library | None:
         """The library, or nothing in a process that does not run on neap's device."""
-        library = ctypes.CDLL(None)
-        return Library(library) if hasattr(library, "neap_dry_allocations") else None
+        library = dry_library()
+        return None if library is None else Library(library)
 
     def watch_allocations(self, place: Callable[[], int] | None, keep_stacks: bool) -> None:
         """Asks ``place`` before each allocation where it comes from; a number below 2**32."""

@@ -59,7 +59,6 @@ def _alone(tensor: torch.Tensor) -> bool:
 def _through_the_host(
     tensors: Iterable[torch.Tensor], devices: Iterable[torch.device]
 ) -> dict[torch.device, int]:
-    sizes: dict[torch.device, int] = {}
     away: list[tuple[torch.Tensor, torch.device, torch.Tensor]] = []
     with torch.no_grad():
         try:

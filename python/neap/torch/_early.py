@@ -99,7 +99,7 @@ def why_not(optimizers: list[Optimizer], watch: Watch) -> str | None:
 
 def moved(recorder: Recorder, found: Iteration, completions: Completions) -> Iteration | str:
     """The iteration with each update where its gradient is complete, or why that is not sound."""
-    which = len(recorder.cuts) - 2
+    which = found.which
     if any("_amp_" in op.kind for op in recorder.ops[found.start : found.end]):
         return "gradients are scaled (GradScaler)"
     updates = [place for place, node in enumerate(found.nodes) if _single(node) is not None]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from neap._dry_library import dry_library
 from neap.torch._schedule import Point, Schedule
 
 _known = inspect.signature(torch.cuda.memory_snapshot).parameters
@@ -260,7 +260,7 @@ class Enforcement:
         """Whether the device computes. ``neap dry``'s does not, though it knows some values: what
         runs again there may differ, and copies take no time.
         """
-        return not (self._on and hasattr(ctypes.CDLL(None), "neap_dry_allocations"))
+        return not self._on or dry_library() is None
 
     def restart(self) -> None:
         """Gives back what the allocator keeps, and measures anew: a plan acts from now on."""

@@ -99,7 +99,7 @@ def candidates(
     """All calls of the last iteration that can be run again and would give back memory, in order
     of their beginning, outer ones first; and why the others can't.
     """
-    which = len(recorder.cuts) - 2
+    which = found.which
     packs = {s.place: s for s in recorder.packs if s.iteration == which}
     reasons: Counter[str] = Counter()
     ranges: list[Range] = []
@@ -260,7 +260,7 @@ def operators(
     groups = (group for optimizer in recorder.optimizers for group in optimizer.param_groups)
     if any(type(parameter) not in PLAIN for group in groups for parameter in group["params"]):
         return []  # What a saved tensor of a sharded parameter sees is gone between its uses.
-    which = len(recorder.cuts) - 2
+    which = found.which
     saved: dict[Storage, list[Saved]] = {}
     for one in recorder.packs:
         if one.iteration == which and one.storage is not None:

@@ -289,8 +289,8 @@ class Runtime:
             and ("" if function is None else function.name()) in names
         ):
             schedule = self.schedule
-            expected, varies = ([], False) if schedule is None else schedule.comparison
-            why = differs(expected, number, tensor, varies)
+            varies = schedule is not None and schedule.varies
+            why = differs([] if schedule is None else schedule.expected, number, tensor, varies)
             if why is not None:
                 self.diverge(why)
                 return self._spilled(tensor)

@@ -168,11 +168,6 @@ class Schedule:
             return self.budget_bytes
         return self.peak_bytes + max(self.peak_bytes // _SLACK, PAGE)
 
-    @property
-    def comparison(self) -> tuple[list[tuple[View, str]], bool]:
-        """What saved tensors are compared with, and whether their extents may be others."""
-        return self.expected, self.varies
-
     def is_better_than(self, other: Schedule) -> bool:
         """Whether this plan is worth keeping though ``other`` leaves the allocator more: that takes
         more than a twentieth longer, or does not fit.

@@ -55,11 +55,7 @@ impl Way {
     }
 }
 
-/// The ways that are tried. As a whole: of 15 to 85 %, a third came within 1 % of the best, with
-/// the early order beside it, for VGG-16 at 40 to 70 % of its peak on a6000 and h100. In pieces: of
-/// beginnings of 0 to 35 %, for three VGGs and an AlexNet at 70 to 40 % of their peak on an a6000,
-/// each of the first three is the best for some. The last two make plans of four VGGs quicker at 80
-/// to 40 % on an rtx4090, an a6000 and an h100, by up to 7 %.
+/// The ways that are tried; bench/ablation says how they were chosen.
 const WAYS: [Way; 6] = [
     Way::Whole(33),
     Way::pieces(0, 0, 100),
@@ -69,10 +65,7 @@ const WAYS: [Way; 6] = [
     Way::pieces(0, 50, 100),
 ];
 
-/// The ways that are tried where the gradient waits too. Of 23, for four VGGs at 60 and 50 % of
-/// their peak on an a6000, an rtx4090 and an h100, the best of the last five is 0.2 % slower on the
-/// mean than the best of all. Without the first, one of 60 plans would be slower than with
-/// `--without late-gradients`; with it that plan is 2 % quicker.
+/// The ways that are tried where the gradient waits too, chosen likewise.
 const MADE_LATE: [Way; 6] = [
     Way::Whole(15),
     Way::Whole(33),

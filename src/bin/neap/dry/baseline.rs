@@ -1,6 +1,6 @@
 //! `--baseline`: the run's peak against that of an earlier run, as a gate in CI.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -8,8 +8,8 @@ use neap::report::table::Table;
 use neap::units::Bytes;
 use serde_json::{Value, json};
 
-/// The bytes of a report that are read.
-const LARGEST: u64 = 256 << 20;
+use super::found::LARGEST;
+
 /// The places that are named.
 const PLACES: usize = 12;
 /// A share of all, in thousandths of a per cent.
@@ -50,7 +50,7 @@ impl Baseline {
                 "{name}: its run did not end well, so it has no peak to compare with; run it again"
             );
         }
-        let Some(peaks) = Peaks::of(&form) else {
+        let Some(peaks) = Peaks::from_report(&form) else {
             bail!("{name}: has no peak of what is reserved; write it anew with `neap dry --json`");
         };
         Ok(Self { device: device.to_owned(), peaks, name })
@@ -77,14 +77,16 @@ impl Baseline {
     /// # Errors
     /// When the report has no peak of what is reserved.
     pub fn against(&self, form: &Value, tolerance: u64) -> anyhow::Result<Growth<'_>> {
-        let now = Peaks::of(form).context("the run has no peak to compare with the baseline")?;
+        let now =
+            Peaks::from_report(form).context("the run has no peak to compare with the baseline")?;
         let most = u128::from(self.peaks.reserved) * (ALL + u128::from(tolerance)) / ALL;
         Ok(Growth { before: self, grew: u128::from(now.reserved) > most, now })
     }
 }
 
 impl Peaks {
-    fn of(form: &Value) -> Option<Self> {
+    /// Nothing where the report has no peak of what is reserved.
+    fn from_report(form: &Value) -> Option<Self> {
         let mut found = Self {
             reserved: form["peak_reserved_bytes"].as_u64()?,
             allocated: form["peak_allocated_bytes"].as_u64()?,
@@ -117,10 +119,8 @@ impl Growth<'_> {
         let mut table = Table::headed("<against the baseline|<category|before|now|growth");
         for (what, category, before, now) in self.rows() {
             let sign = if now < before { "-" } else { "+" };
-            let growth = Bytes(now.abs_diff(before));
-            let cells = [Bytes(before).to_string(), Bytes(now).to_string()];
-            let [before, now] = cells;
-            table.row([what, category, before, now, format!("{sign}{growth}")]);
+            let growth = format!("{sign}{}", Bytes(now.abs_diff(before)));
+            table.row([what, category, Bytes(before).to_string(), Bytes(now).to_string(), growth]);
         }
         table.to_string()
     }
@@ -150,7 +150,7 @@ impl Growth<'_> {
         rows
     }
 
-    /// The same for programs.
+    /// The rows of the table as JSON.
     pub fn json(&self) -> Value {
         let rows = self.rows().into_iter().map(|(what, category, before, now)| {
             json!({ "what": what, "category": category, "before_bytes": before, "now_bytes": now })
@@ -163,7 +163,7 @@ impl Growth<'_> {
 
 /// The keys whose values differ, in order, with both values; 0 for one that is missing.
 fn joined<'k, K: Ord>(a: &'k BTreeMap<K, u64>, b: &'k BTreeMap<K, u64>) -> Vec<(&'k K, u64, u64)> {
-    let keys: std::collections::BTreeSet<&K> = a.keys().chain(b.keys()).collect();
+    let keys: BTreeSet<&K> = a.keys().chain(b.keys()).collect();
     let value = |of: &BTreeMap<K, u64>, key| of.get(key).copied().unwrap_or(0);
     let rows = keys.into_iter().map(|key| (key, value(a, key), value(b, key)));
     rows.filter(|(_, a, b)| a != b).collect()

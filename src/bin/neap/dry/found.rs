@@ -9,7 +9,7 @@ use neap::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The bytes of the largest report or log that is read.
-const LARGEST: u64 = 256 << 20;
+pub const LARGEST: u64 = 256 << 20;
 
 /// What the Python side says of one process. Bytes everywhere.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -53,8 +53,7 @@ pub struct Flags {
     /// Copy as fast as memory allows instead of at the device's link rate.
     #[arg(long, conflicts_with = "throttle_link")]
     unlimited_link: bool,
-    /// Write each operator's measured time (the median over the last 1024
-    /// iterations).
+    /// Write each operator's measured time (the median over the last 1024 iterations).
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
     /// Write the last iteration as it was measured, on the tracks of `simulate --timeline`:
