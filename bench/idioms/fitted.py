@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "python"))
 import neap.torch  # noqa: E402
-from neap.torch import _states, _world  # noqa: E402
+from neap.torch import _states  # noqa: E402
 from record import ALL, IDIOMS  # noqa: E402
 
 BUDGETS = ("70%", "50%")
@@ -51,7 +51,7 @@ def main():
     given = parser.parse_args()
     torch.set_num_threads(1)
     # The loops' tensors are small; so that plans have something to do, all of them may move, in small pieces.
-    _world.SMALLEST, _states.PIECE = 1, 8
+    _states.SMALLEST, _states.PIECE = 1, 8
     wrong = 0
     for name in given.names or sorted(IDIOMS):
         expected, _ = run(name, None, given.iterations)

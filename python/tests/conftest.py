@@ -74,12 +74,11 @@ def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
 
     Plans are made without the planner's longest searches: what must hold does not depend on them.
     """
-    from neap.torch import _planning, _states, _world
+    from neap.torch import _planning, _states
 
-    monkeypatch.setattr(_world, "SMALLEST", 1)
+    monkeypatch.setattr(_states, "SMALLEST", 1)
     monkeypatch.setattr(_states, "PIECE", 8)
-    quick = ["--without", "guide,polish,twice,apart"]
-    monkeypatch.setattr(_planning, "_AS_LISTED", [*_planning._AS_LISTED, *quick])
+    monkeypatch.setattr(_planning, "_EFFORT", 0)
     monkeypatch.setenv("NEAP", neap)
     monkeypatch.setenv("NEAP_TORCH_STRICT", "1")  # A defect must not hide.
     torch.set_num_threads(1)

@@ -257,9 +257,9 @@ import os, sys, time, torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import neap.torch
-from neap.torch import _world
+from neap.torch import _states
 
-_world.SMALLEST = 1
+_states.SMALLEST = 1
 torch.set_num_threads(1)
 rank, budget, kind = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
 torch.distributed.init_process_group("gloo")

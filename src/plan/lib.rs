@@ -35,6 +35,7 @@ pub mod recompute;
 pub mod relax;
 pub mod residency;
 pub mod robust;
+pub mod script;
 pub mod share;
 pub mod tensile;
 pub mod timetable;

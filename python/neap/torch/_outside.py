@@ -119,8 +119,8 @@ def workplace() -> Iterator[Path]:
         _folders.discard(folder)
 
 
-def run(command: list[str], seconds: float) -> tuple[int, str, str]:
-    """The exit code of a command, and what it prints.
+def run(command: list[str], seconds: float, given: str = "") -> tuple[int, str, str]:
+    """The exit code of a command, and what it prints, given this on its standard input.
 
     Raises:
         OSError: if it can't be started.
@@ -128,22 +128,22 @@ def run(command: list[str], seconds: float) -> tuple[int, str, str]:
     """
     if threading.current_thread() is threading.main_thread():
         # There a signal's handler could run while a process is half started.
-        return on_threads(lambda one: run(one, seconds), [command], 1)[0]
+        return on_threads(lambda one: run(one, seconds, given), [command], 1)[0]
     # What preloads a device into this process is not meant for others.
     clean = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    pipe = subprocess.PIPE
     _starting.add(threading.get_ident())
     try:
         if _ending.is_set():
             raise TimeoutError("the script ends")
         process = subprocess.Popen(
-            command, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=clean
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=clean
         )
         _running.add(process)
     finally:
         _starting.discard(threading.get_ident())
     try:
-        out, error = process.communicate(timeout=seconds)
+        out, error = process.communicate(given, timeout=seconds)
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"it took longer than {seconds:.0f} s") from None
     finally:

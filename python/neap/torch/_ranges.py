@@ -9,7 +9,7 @@ An operator is one if its output is saved, and all its inputs are (:mod:`neap.to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from neap.torch._calls import Call
@@ -71,21 +71,6 @@ class Range:
         """Autograd's function of an operator."""
         recipe = self.saved[0].recipe
         return "" if recipe is None else recipe[0]
-
-    def beside(self, calls: Sequence[Range]) -> bool:
-        """Whether an operator may run again where these calls do: none of them runs it or saves its
-        output, and none needs that as an argument.
-        """
-        places = [s.place for s in (*self.saved, *self.asked)]
-        for one in calls:
-            call = one.call
-            if call is None:
-                continue
-            if self.brings[0] in one.inputs or any(
-                call.first_pack <= place < call.after_pack for place in places
-            ):
-                return False
-        return True
 
     @property
     def bytes(self) -> int:
@@ -219,38 +204,6 @@ def _impure(
     return None
 
 
-def families(ranges: Sequence[Range]) -> list[list[Range]]:
-    """Sets of disjoint ranges to choose from: the largest that are no more than a share of all
-    that is kept, for several shares. A range as large as the model gives nothing back: running it
-    again needs all its memory at once.
-    """
-    usable = set(map(id, ranges))
-    nested = {id(inner) for outer in ranges for inner in outer.inside}
-    roots = [r for r in ranges if id(r) not in nested]
-    total = sum(r.bytes for r in roots)
-    families: list[list[Range]] = []
-    for share in (3, 8, 24):
-        chosen: list[Range] = []
-        for root in roots:
-            chosen += _largest(root, total / share, usable)
-        if chosen and not any(_same(chosen, other) for other in families):
-            families.append(chosen)
-    return families
-
-
-def _same(one: Sequence[Range], other: Sequence[Range]) -> bool:
-    return [r.key for r in one] == [r.key for r in other]
-
-
-def _largest(outer: Range, most: float, usable: set[int]) -> list[Range]:
-    if outer.bytes <= most and id(outer) in usable:
-        return [outer]
-    within: list[Range] = []
-    for inner in outer.inside:
-        within += _largest(inner, most, usable)
-    return within
-
-
 def operators(
     recorder: Recorder, found: Iteration, durations: Mapping[str, int], smallest: int
 ) -> list[Range]:
@@ -322,16 +275,3 @@ def _operator(
         saved=packs,
         asked=asked,
     )
-
-
-def unchained(ranges: Sequence[Range]) -> list[Range]:
-    """Those of some operators, in order, of which none needs what another makes again."""
-    chosen: list[Range] = []
-    made: set[Storage] = set()
-    needed: set[Storage] = set()
-    for one in ranges:
-        if made.isdisjoint(one.inputs) and needed.isdisjoint(one.brings):
-            chosen.append(one)
-            made.update(one.brings)
-            needed.update(one.inputs)
-    return chosen

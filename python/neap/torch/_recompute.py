@@ -29,6 +29,7 @@ from neap.torch._calls import updating_norms, view_of
 from neap.torch._guard import Guard, entry, meant
 from neap.torch._schedule import Again, Schedule
 from neap.torch._settings import State
+from neap.torch._storage import start_of
 from neap.torch._versions import changed, witness
 
 if TYPE_CHECKING:
@@ -204,8 +205,8 @@ class Recompute:
         which = list(dict.fromkeys(map(id, tensors)))
         first = [list(map(id, tensors)).index(one) for one in which]
         same = [which.index(id(tensor)) for tensor in tensors]
-        owners = [again.inputs[n][1] for n in first]
         tensors = [tensors[n] for n in first]
+        owners = {start_of(tensors[at]): again.inputs[n][1] for at, n in enumerate(first)}
 
         def flat(*given: torch.Tensor) -> Any:
             filled = list(rest)
@@ -220,17 +221,19 @@ class Recompute:
 
 
 class Entering:
-    """The inputs of a call, while PyTorch's checkpoint saves them; the first is its own dummy."""
+    """The inputs of a call, while PyTorch's checkpoint saves them. Older PyTorch saves an
+    empty tensor of its own besides.
 
-    def __init__(self, owners: list[int | None]) -> None:
+    Args:
+        owners: by the address at which an input's storage begins the activation that it belongs to.
+    """
+
+    def __init__(self, owners: dict[int | None, int | None]) -> None:
         self._owners = owners
-        self._count = -1
 
-    def owner(self) -> int | None:
-        """The activation that the next input belongs to."""
-        place = self._count
-        self._count += 1
-        return self._owners[place] if 0 <= place < len(self._owners) else None
+    def owner(self, tensor: torch.Tensor) -> int | None:
+        """The activation that an input belongs to."""
+        return self._owners.get(start_of(tensor))
 
 
 class _EachTime:

@@ -271,7 +271,7 @@ class Runtime:
         iteration.
         """
         if self.recompute.entering is not None:
-            owner = self.recompute.entering.owner()
+            owner = self.recompute.entering.owner(tensor)
             return kept(tensor) if owner is None else self._hold(-1, owner, tensor)
         number = self.count
         self.count = number + 1

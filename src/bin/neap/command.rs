@@ -3,7 +3,7 @@
 use super::output::Answer;
 use super::{
     cache, check, compare, device, diff, dry, estimate, explain, import, inspect, place, plan,
-    profile, replay, run, score, share, shell, simulate, torch, train,
+    profile, replay, run, score, script, share, shell, simulate, torch, train,
 };
 
 #[derive(clap::Subcommand)]
@@ -28,6 +28,7 @@ pub enum Command {
     Explain(explain::Flags),
     Device(device::Flags),
     Cache(cache::Flags),
+    Script(script::Flags),
     Completions(shell::Completions),
     Man(shell::Manual),
 }
@@ -59,6 +60,7 @@ impl Command {
             Self::Explain(flags) => explain::main(flags, json),
             Self::Device(flags) => device::main(flags, json),
             Self::Cache(flags) => cache::main(flags, json),
+            Self::Script(flags) => script::main(flags),
             Self::Completions(flags) => shell::completions(flags),
             Self::Man(flags) => shell::manual(flags),
         }

@@ -21,6 +21,7 @@ mod progress;
 mod replay;
 mod run;
 mod score;
+mod script;
 mod settings;
 mod share;
 mod shell;

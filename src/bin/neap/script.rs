@@ -1,0 +1,91 @@
+//! `neap script`: what the Python package asks while a script trains. It is no interface for
+//! people: the forms change with every version.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use neap::device::profile;
+use neap::job::json::{self, LARGEST};
+use neap::plan::script::{self, Ask, Problem};
+use neap::units::Bytes;
+use serde::Deserialize;
+
+use crate::output::{self, Answer};
+use crate::settings;
+
+/// Answer what the Python package asks.
+#[derive(clap::Args)]
+#[command(hide = true)]
+pub struct Flags {
+    #[command(subcommand)]
+    question: Question,
+}
+
+#[derive(clap::Subcommand)]
+enum Question {
+    /// The nanoseconds of each operator of a graph.
+    Times {
+        graph: PathBuf,
+        #[arg(long)]
+        device: String,
+    },
+    /// A plan for the iteration on stdin.
+    Plan {
+        #[arg(long)]
+        device: String,
+    },
+    /// The iteration on stdin as a graph in which only what can move is a tensor.
+    Graph { output: PathBuf },
+}
+
+/// What comes on stdin.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    problem: Problem,
+    #[serde(default)]
+    ask: Option<Ask>,
+}
+
+impl Asked {
+    fn read() -> anyhow::Result<Self> {
+        let mut text = Vec::new();
+        let most = LARGEST + 1;
+        io::stdin().lock().take(most).read_to_end(&mut text).context("stdin")?;
+        if text.len() as u64 == most {
+            bail!("stdin: larger than {}", Bytes(LARGEST));
+        }
+        let asked: Self = serde_json::from_slice(&text).context("stdin")?;
+        asked.problem.validate().context("stdin")?;
+        Ok(asked)
+    }
+}
+
+pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
+    match &flags.question {
+        Question::Times { graph, device } => {
+            let (graph, device) = (settings::graph(graph)?, profile::load(device)?);
+            let latencies = settings::latencies(&graph, &device, None)?;
+            let times: BTreeMap<&str, u64> = graph
+                .operators
+                .iter()
+                .zip(&latencies)
+                .map(|(operator, latency)| (&*operator.name, latency.time.0))
+                .collect();
+            output::data(&format!("{}\n", serde_json::to_string(&times)?))?;
+        }
+        Question::Plan { device } => {
+            let Asked { problem, ask } = Asked::read()?;
+            let ask = ask.context("stdin: it asks for nothing")?;
+            let answer = script::plan(&problem, &profile::load(device)?, &ask)?;
+            output::data(&format!("{}\n", serde_json::to_string(&answer)?))?;
+        }
+        Question::Graph { output } => {
+            let problem = Asked::read()?.problem;
+            json::write(output, &script::graph(&problem)?)?;
+        }
+    }
+    Ok(Answer::Yes)
+}

@@ -1,0 +1,115 @@
+//! Parameters that leave during backward while it uses none of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::problem::Backward;
+use super::world::World;
+use crate::units::Bytes;
+
+/// A parameter of at least this many bytes leaves by itself.
+const LARGE: u64 = 32 << 20;
+
+/// Parameters that can leave together.
+#[derive(Clone, Debug)]
+pub struct Loan {
+    /// In the planner's graph.
+    pub name: String,
+    /// The parameters.
+    pub members: Vec<usize>,
+    /// The steps of backward that use any of them, ascending.
+    pub uses: Vec<usize>,
+    /// Their bytes in one storage, unrounded if it is one alone.
+    pub bytes: u64,
+}
+
+/// Where backward runs, in places of steps; `None` where no parameter may leave.
+#[must_use]
+pub fn backward(world: &World<'_>) -> Option<(Backward, usize, usize)> {
+    let known = world.problem.backward.filter(|_| world.way.lend && !world.way.early)?;
+    Some((known, world.before(known.begin), world.before(known.end)))
+}
+
+/// The parameters that can leave: large ones by themselves, and those of a type together that
+/// backward has used before the peak of what stays.
+#[must_use]
+pub fn loans(world: &World<'_>) -> Vec<Loan> {
+    let Some((known, first, after)) = backward(world) else { return Vec::new() };
+    let size = |storage: usize| world.problem.storages[storage].bytes;
+    let mut uses: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    uses.extend(
+        world.problem.lend.iter().filter(|&&s| size(s) >= world.problem.smallest).map(|&s| (s, BTreeSet::new())),
+    );
+    for place in first..after {
+        let operator = world.operator(&world.steps[place]);
+        for storage in operator.reads.iter().chain(&operator.writes) {
+            if let Some(places) = uses.get_mut(storage) {
+                places.insert(place);
+            }
+        }
+    }
+    let within = known.begin..=known.end;
+    let mut asked_at = Vec::new();
+    for pack in &world.iteration.packs {
+        let Some(unpacked) = pack.unpacked else { continue };
+        if within.contains(&unpacked) {
+            asked_at.push(world.before(unpacked));
+        }
+        if let Some(places) = pack.storage.and_then(|s| uses.get_mut(&s)) {
+            let asked = [unpacked, unpacked.max(pack.last)];
+            let asked = asked.into_iter().filter(|place| within.contains(place));
+            places.extend(asked.map(|place| world.before(place)));
+        }
+    }
+    asked_at.sort_unstable();
+    // A function of autograd's holds what it needs until the next one asks for its own.
+    let held = |place: usize| {
+        let next = asked_at.partition_point(|&at| at <= place);
+        place..asked_at.get(next).copied().unwrap_or(after).max(place + 1)
+    };
+    let held_at: Vec<(usize, Vec<usize>)> = uses
+        .into_iter()
+        .map(|(storage, places)| {
+            let all: BTreeSet<usize> = places.into_iter().flat_map(held).collect();
+            (storage, all.into_iter().filter(|place| (first..after).contains(place)).collect())
+        })
+        .collect();
+    let peak = peak_of_what_stays(world, first, after);
+    let mut found = Vec::new();
+    let mut small: BTreeMap<&str, (Vec<usize>, BTreeSet<usize>)> = BTreeMap::new();
+    for (storage, places) in held_at {
+        let about = &world.problem.storages[storage];
+        if about.bytes >= LARGE {
+            let (name, members) = (about.name.clone(), vec![storage]);
+            found.push(Loan { name, members, uses: places, bytes: about.bytes });
+        } else if places.first().is_none_or(|&place| place > peak) {
+            // PyTorch saves no two tensors of different types that share memory.
+            let (members, uses) = small.entry(&about.dtype).or_default();
+            members.push(storage);
+            uses.extend(places);
+        }
+    }
+    found.extend(small.into_iter().map(|(dtype, (members, uses))| Loan {
+        name: format!("parameters in {dtype}"),
+        bytes: match members[..] {
+            [one] => size(one),
+            _ => members.iter().map(|&s| Bytes(size(s)).in_blocks().0).sum(),
+        },
+        members,
+        uses: uses.into_iter().collect(),
+    }));
+    found
+}
+
+/// The first step of backward at which most bytes stand when all activations have left.
+fn peak_of_what_stays(world: &World<'_>, first: usize, after: usize) -> usize {
+    let mut rest = world.resident[first..after].to_vec();
+    for one in &world.movable {
+        let bytes = world.problem.storages[one.storage].blocks().cast_signed();
+        let (from, until) = (one.born.max(first), one.gone.min(after));
+        for place in from..until {
+            rest[place - first] -= bytes;
+        }
+    }
+    let most = rest.iter().copied().max().unwrap_or(0);
+    first + rest.iter().position(|&bytes| bytes == most).unwrap_or(0)
+}

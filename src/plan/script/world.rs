@@ -1,0 +1,343 @@
+//! An iteration as it would be if some ranges ran again in backward: the operators in that order,
+//! the bytes that stand during each, and what can leave for the host meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::problem::{Iteration, Phase, Problem, Role};
+use super::updates::{self, Piece, State};
+use crate::units::Bytes;
+
+/// An operator of the planned iteration.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Its place in the recorded iteration.
+    pub origin: usize,
+    /// Whether it runs again.
+    pub again: bool,
+    /// Which part of the update of a large parameter it is.
+    pub piece: Piece,
+}
+
+/// A storage that can leave between its last use in forward and its first in backward. Places are
+/// those of steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Activation {
+    /// The storage.
+    pub storage: usize,
+    /// The step that makes it.
+    pub born: usize,
+    /// The first place at which nothing but autograd holds it.
+    pub leaves: usize,
+    /// The place before which backward asks for it.
+    pub returns: usize,
+    /// The place at which it is freed.
+    pub gone: usize,
+}
+
+/// Bytes that come and go between places.
+pub struct Change(Vec<i64>);
+
+impl Change {
+    /// Nothing, for so many places.
+    #[must_use]
+    pub fn new(count: usize) -> Self {
+        Self(vec![0; count + 1])
+    }
+
+    /// So many bytes more from the first place to before the end.
+    pub fn stand(&mut self, bytes: i64, first: usize, end: usize) {
+        if end > first {
+            self.0[first] += bytes;
+            self.0[end] -= bytes;
+        }
+    }
+
+    /// What stands at each place, given what stands without this.
+    #[must_use]
+    pub fn added_to(&self, standing: &[i64]) -> Vec<i64> {
+        let mut more = 0;
+        standing
+            .iter()
+            .zip(&self.0)
+            .map(|(bytes, change)| {
+                more += change;
+                bytes + more
+            })
+            .collect()
+    }
+}
+
+/// How a world differs from the script's iteration, beside what runs again.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Way {
+    /// Updates run inside backward; only states of these move then.
+    pub early: bool,
+    /// Parameters may leave during backward.
+    pub lend: bool,
+    /// Copies of states run beside the updates of other pieces of the step.
+    pub ahead: bool,
+    /// The bytes of states that a piece of the step should have.
+    pub piece: u64,
+}
+
+/// One iteration with some ranges run again.
+pub struct World<'a> {
+    /// What was recorded.
+    pub problem: &'a Problem,
+    /// The iteration.
+    pub iteration: &'a Iteration,
+    /// How else it differs.
+    pub way: Way,
+    /// The ranges that run again.
+    pub ranges: Vec<usize>,
+    /// The operators in their new order.
+    pub steps: Vec<Step>,
+    /// Bytes that stand during each, when nothing is moved.
+    pub resident: Vec<i64>,
+    /// What can leave, in order of birth.
+    pub movable: Vec<Activation>,
+    /// Optimizer states that can stay on the host.
+    pub states: Vec<State>,
+    /// From places of the recording to new places.
+    at: Vec<usize>,
+    /// The same, ahead of what runs again just before that place.
+    before: Vec<usize>,
+    /// By storage: when it is there.
+    spans: Vec<(usize, usize)>,
+    /// The saved tensors that what runs again makes.
+    within: BTreeSet<usize>,
+}
+
+const fn signed(bytes: u64) -> i64 {
+    bytes.cast_signed()
+}
+
+const fn blocks(bytes: u64) -> i64 {
+    signed(Bytes(bytes).in_blocks().0)
+}
+
+impl<'a> World<'a> {
+    /// The iteration with these ranges run again.
+    #[must_use]
+    pub fn new(problem: &'a Problem, way: Way, ranges: Vec<usize>) -> Self {
+        let early = problem.soon.as_ref().filter(|_| way.early);
+        let iteration = early.unwrap_or(&problem.usual);
+        let within = ranges.iter().flat_map(|&r| iteration.ranges[r].saved.iter().copied());
+        let mut world = Self {
+            within: within.collect(),
+            problem,
+            iteration,
+            way,
+            ranges,
+            steps: Vec::new(),
+            resident: Vec::new(),
+            movable: Vec::new(),
+            states: Vec::new(),
+            at: Vec::new(),
+            before: Vec::new(),
+            spans: vec![(0, 0); problem.storages.len()],
+        };
+        let rerun = world.lay_out();
+        world.account(&rerun);
+        world.movable = world.can_leave();
+        if problem.move_states {
+            world.states = updates::states(&world);
+        }
+        world
+    }
+
+    /// The most bytes that stand when nothing is moved.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.resident.iter().copied().max().unwrap_or(0).max(0).cast_unsigned()
+    }
+
+    /// The new place of a recorded one.
+    #[must_use]
+    pub fn at(&self, place: usize) -> usize {
+        self.at[place]
+    }
+
+    /// The same, ahead of what runs again there.
+    #[must_use]
+    pub fn before(&self, place: usize) -> usize {
+        self.before[place]
+    }
+
+    /// Whether what runs again makes a saved tensor.
+    #[must_use]
+    pub fn runs_again(&self, pack: usize) -> bool {
+        self.within.contains(&pack)
+    }
+
+    /// A step's operator.
+    #[must_use]
+    pub fn operator(&self, step: &Step) -> &'a super::problem::Operator {
+        &self.iteration.operators[step.origin]
+    }
+
+    /// A step's phase.
+    #[must_use]
+    pub fn phase(&self, step: &Step) -> Phase {
+        if step.again { Phase::Backward } else { self.operator(step).phase }
+    }
+
+    /// A step's scratch in bytes.
+    #[must_use]
+    pub fn workspace(&self, step: &Step) -> i64 {
+        blocks(self.operator(step).workspace.div_ceil(u64::from(step.piece.count)))
+    }
+
+    /// Puts the steps in order; for each range the step at which it begins again.
+    fn lay_out(&mut self) -> Vec<usize> {
+        let mut waiting: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (number, &range) in self.ranges.iter().enumerate() {
+            waiting.entry(self.iteration.ranges[range].again).or_default().push(number);
+        }
+        let pieces = updates::pieces_of_updates(self);
+        let mut rerun = vec![0; self.ranges.len()];
+        for place in 0..self.iteration.operators.len() {
+            self.before.push(self.steps.len());
+            let mut due = waiting.remove(&place).unwrap_or_default();
+            due.sort_by_key(|&number| self.iteration.ranges[self.ranges[number]].order);
+            for number in due {
+                rerun[number] = self.steps.len();
+                let range = &self.iteration.ranges[self.ranges[number]];
+                let again = |origin| Step { origin, again: true, piece: Piece::WHOLE };
+                self.steps.extend((range.first..range.cut).map(again));
+            }
+            self.at.push(self.steps.len());
+            let count = pieces[place];
+            let part = |number| Step { origin: place, again: false, piece: Piece { number, count } };
+            self.steps.extend((0..count).map(part));
+        }
+        self.before.push(self.steps.len());
+        self.at.push(self.steps.len());
+        rerun
+    }
+
+    /// Counts the bytes that stand during each step.
+    fn account(&mut self, rerun: &[usize]) {
+        let (problem, iteration) = (self.problem, self.iteration);
+        let operators = &iteration.operators;
+        let size = |storage: usize| signed(problem.storages[storage].blocks());
+        let mut lives = Change::new(operators.len());
+        for life in &iteration.lives {
+            lives.stand(-size(life.storage), life.born.unwrap_or(0), life.end);
+        }
+        let standing: Vec<i64> = operators.iter().map(|o| signed(o.standing)).collect();
+        let fixed = lives.added_to(&standing);
+        // What runs again has what stands at the place where it runs, and its own scratch.
+        let mut follower = operators.len() - 1;
+        let mut resident = vec![0; self.steps.len()];
+        for (bytes, step) in resident.iter_mut().zip(&self.steps).rev() {
+            if !step.again {
+                follower = step.origin;
+            }
+            *bytes =
+                fixed[follower] - blocks(operators[follower].workspace) + self.workspace(step);
+        }
+        let mut change = Change::new(self.steps.len());
+        let mut needed: BTreeMap<usize, usize> = BTreeMap::new();
+        for &range in &self.ranges {
+            let range = &iteration.ranges[range];
+            for &input in &range.inputs {
+                let until = needed.entry(input).or_insert(0);
+                *until = range.over.max(*until);
+            }
+        }
+        let freed = self.only_within();
+        let known: BTreeMap<usize, &super::problem::Life> =
+            iteration.lives.iter().map(|life| (life.storage, life)).collect();
+        for life in &iteration.lives {
+            let end = if freed.contains(&life.storage) { life.let_go } else { life.end };
+            let end = end.max(needed.get(&life.storage).copied().unwrap_or(0));
+            // What is freed before an operator is freed before what runs again ahead of it.
+            let span = (self.at[life.born.unwrap_or(0)], self.before[end.min(operators.len())]);
+            self.spans[life.storage] = span;
+            change.stand(size(life.storage), span.0, span.1);
+        }
+        for (&range, &begin) in self.ranges.iter().zip(rerun) {
+            let range = &iteration.ranges[range];
+            let last = begin + (range.cut - range.first);
+            for (origin, place) in (range.first..range.cut).zip(begin..) {
+                for &storage in &operators[origin].makes {
+                    let Some(life) = known.get(&storage) else { continue };
+                    let end = if range.brings.contains(&storage) {
+                        let asked = if freed.contains(&storage) {
+                            life.end
+                        } else {
+                            self.asked(storage, range)
+                        };
+                        self.before[asked.max(range.again + 1).min(operators.len())]
+                    } else if (range.first..range.cut).contains(&life.let_go) {
+                        (begin + life.let_go - range.first).min(last)
+                    } else {
+                        last
+                    };
+                    change.stand(size(storage), place, end.max(place + 1));
+                }
+            }
+        }
+        self.resident = change.added_to(&resident);
+    }
+
+    /// The place after backward's last use of what a range saved of a storage.
+    fn asked(&self, storage: usize, range: &super::problem::Range) -> usize {
+        let saved = range.saved.iter().map(|&number| &self.iteration.packs[number]);
+        let last = saved.filter(|pack| pack.storage == Some(storage)).map(|pack| pack.last).max();
+        last.filter(|&last| last > 0).map_or(range.over, |last| last + 1)
+    }
+
+    /// Storages that only ranges that run again have saved.
+    fn only_within(&self) -> BTreeSet<usize> {
+        let (mut inside, mut outside) = (BTreeSet::new(), BTreeSet::new());
+        for (number, pack) in self.iteration.packs.iter().enumerate() {
+            let to = if self.runs_again(number) { &mut inside } else { &mut outside };
+            to.extend(pack.storage);
+        }
+        &inside - &outside
+    }
+
+    fn can_leave(&self) -> Vec<Activation> {
+        let mut asked: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut ask = |storage: usize, place: usize| {
+            let first = asked.entry(storage).or_insert(place);
+            *first = place.min(*first);
+        };
+        for (number, pack) in self.iteration.packs.iter().enumerate() {
+            if let (Some(storage), Some(unpacked)) = (pack.storage, pack.unpacked)
+                && !self.runs_again(number)
+            {
+                ask(storage, self.before[unpacked]);
+            }
+        }
+        for &range in &self.ranges {
+            let range = &self.iteration.ranges[range];
+            range.inputs.iter().for_each(|&input| ask(input, self.before[range.again]));
+        }
+        let mut movable = Vec::new();
+        for life in &self.iteration.lives {
+            let storage = life.storage;
+            let Some(&returns) = asked.get(&storage) else { continue };
+            let small = self.problem.storages[storage].bytes < self.problem.smallest;
+            if small || life.born.is_none() || life.over_the_end || life.held {
+                continue;
+            }
+            let (born, gone) = self.spans[storage];
+            let leaves = self.at[life.let_go];
+            // A swap needs an operator between that neither makes nor uses it.
+            if born < leaves && leaves < returns && returns < self.steps.len() {
+                movable.push(Activation { storage, born, leaves, returns, gone });
+            }
+        }
+        movable.sort_by_key(|one| (one.born, one.storage));
+        movable
+    }
+
+    /// What a storage is for.
+    #[must_use]
+    pub fn role(&self, storage: usize) -> Role {
+        self.problem.storages[storage].role
+    }
+}
