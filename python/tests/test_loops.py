@@ -20,6 +20,7 @@ from fitted import everything, same
 from jobs import Block, Job, Transformer
 from neap.torch import _script
 from neap.torch._recompute import possible
+from neap.torch._storage import storage_of
 from torch import nn
 from torch.nn import functional
 
@@ -32,7 +33,9 @@ def held() -> int:
     storages = {}
     for one in gc.get_objects():
         if issubclass(type(one), torch.Tensor):
-            storage = one.untyped_storage()
+            storage = storage_of(one)
+            if storage is None:
+                continue
             storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 

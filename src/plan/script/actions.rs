@@ -196,7 +196,8 @@ pub fn actions(world: &World<'_>, planned: &Planned, plan: &Plan<'_>, divisible:
     let standing = drop_in_time(&unmoved, &moments, &mut moves, plan.peak);
     made.peak_bytes = standing.into_iter().max().unwrap_or(0).max(0).cast_unsigned();
     let name = |state: usize| world.problem.storages[world.states[state].storage].name.clone();
-    made.away = moved.iter().enumerate().filter(|(_, moved)| **moved).map(|(s, _)| name(s)).collect();
+    made.away =
+        moved.iter().enumerate().filter(|(_, moved)| **moved).map(|(s, _)| name(s)).collect();
     made.away.sort_unstable();
     made.away.dedup();
     made.write(planned, &moments, moves);
@@ -287,8 +288,14 @@ fn activations(
         let back = first(moments, back.max(plan.comes(tensor))).unwrap_or(end).min(home);
         let bytes = world.problem.storages[activation.storage].blocks().cast_signed();
         let what = What::Activation(one);
-        (begin < home && drop < back)
-            .then_some(Move { what, bytes, copied, out: begin, drop, back })
+        (begin < home && drop < back).then_some(Move {
+            what,
+            bytes,
+            copied,
+            out: begin,
+            drop,
+            back,
+        })
     };
     all.into_iter().filter_map(way).collect()
 }
@@ -309,7 +316,8 @@ fn loan_moves(
     let way = |(number, &out): (usize, &usize)| {
         let back = times.ins.iter().copied().filter(|&place| place >= out).min()?;
         let needed = about.uses.iter().copied().filter(|&p| p >= back).min().unwrap_or(after);
-        let leaves = about.uses.iter().copied().filter(|&p| p < back).max().map_or(begin, |p| p + 1);
+        let leaves =
+            about.uses.iter().copied().filter(|&p| p < back).max().map_or(begin, |p| p + 1);
         let copied = if number == 0 { plan.left(tensor, out).max(leaves) } else { leaves };
         // Nothing changes the parameters from here on, so their copy may begin as early as this.
         let ask = first(moments, out.min(begin))?;
@@ -324,8 +332,14 @@ fn loan_moves(
         let bytes = Bytes(about.bytes).in_blocks().0.cast_signed();
         let what = What::Loan(loan, home);
         let copied = copied.max(begin);
-        (moments[drop].place >= begin && drop < bring)
-            .then_some(Move { what, bytes, copied, out: ask.min(drop), drop, back: bring })
+        (moments[drop].place >= begin && drop < bring).then_some(Move {
+            what,
+            bytes,
+            copied,
+            out: ask.min(drop),
+            drop,
+            back: bring,
+        })
     };
     times.outs.iter().enumerate().filter_map(way).collect()
 }
@@ -353,7 +367,8 @@ fn turns(
     let end = moments.len();
     let way = |(_, update, states): (String, usize, Vec<(usize, TensorId, usize)>)| {
         let comes = states.iter().map(|&(_, t, back)| back.max(plan.comes(t))).min()?;
-        let copied = states.iter().map(|&(_, t, _)| plan.left(t, update + 1)).max()?.max(update + 1);
+        let copied =
+            states.iter().map(|&(_, t, _)| plan.left(t, update + 1)).max()?.max(update + 1);
         let home = last(moments, update)?;
         let come = first(moments, comes).unwrap_or(end - 1).min(home);
         let bytes = states.iter().map(|&(s, ..)| world.states[s].blocks().cast_signed()).sum();

@@ -37,7 +37,12 @@ pub fn loans(world: &World<'_>) -> Vec<Loan> {
     let size = |storage: usize| world.problem.storages[storage].bytes;
     let mut uses: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
     uses.extend(
-        world.problem.lend.iter().filter(|&&s| size(s) >= world.problem.smallest).map(|&s| (s, BTreeSet::new())),
+        world
+            .problem
+            .lend
+            .iter()
+            .filter(|&&s| size(s) >= world.problem.smallest)
+            .map(|&s| (s, BTreeSet::new())),
     );
     for place in first..after {
         let operator = world.operator(&world.steps[place]);

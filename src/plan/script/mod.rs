@@ -33,8 +33,8 @@ pub struct Ask {
     /// The budget in bytes.
     pub budget: u64,
     /// Bytes of it that the allocator needs beyond what it gives out, with all updates in the step
-    /// and with updates inside backward.
-    pub less: (u64, u64),
+    /// and with updates inside backward; negative where the peak was seen to be lower than planned.
+    pub less: (i64, i64),
     /// Ranges that must not run again, of the usual iteration and of that with early updates.
     pub banned: (Vec<usize>, Vec<usize>),
     /// The planner's effort; nothing for the usual.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::actions::{self, Plan};
+use super::actions::{Actions, Plan, actions};
 use super::graph::{Planned, graph};
 use super::problem::{Iteration, Problem};
 use super::ranges::{by_worth, families, unchained};
@@ -41,6 +41,9 @@ const PRUNED: usize = 2;
 /// How many sets are planned with the usual effort.
 const FINALISTS: usize = 3;
 
+/// How many targets are tried for a set whose actions exceed the budget.
+const TARGETS: u32 = 4;
+
 /// Small tensors move only where nothing else helps.
 const LARGER: Bytes = Bytes(2 << 20);
 
@@ -51,20 +54,22 @@ const fn worth(met: bool, peak: u64, time: u64) -> Worth {
     if met { (false, time, peak) } else { (true, peak, time) }
 }
 
-/// A plan of a world, with what it was made of.
+/// A plan of a world.
 struct Made<'a> {
     world: World<'a>,
     planned: Planned,
-    events: Vec<Event>,
-    program: Program,
-    run: Run,
-    peak: u64,
+    actions: Actions,
+    time: u64,
+    /// Whether the actions keep to the budget.
     met: bool,
+    /// What the planner was given of the budget: bytes that it gives back at once stand until the
+    /// next point at which the package acts.
+    target: u64,
 }
 
 impl Made<'_> {
     const fn worth(&self) -> Worth {
-        worth(self.met, self.peak, self.run.iteration.0)
+        worth(self.met, self.actions.peak_bytes, self.time)
     }
 }
 
@@ -88,37 +93,10 @@ struct Search<'a> {
 /// # Errors
 /// When the recording contradicts itself, or the planner does. A budget that can't be met is none:
 /// then the plan is the lowest that was found.
-pub fn plan(
-    problem: &Problem,
-    device: &Profile,
-    ask: &Ask,
-) -> Result<Answer, ScriptError> {
-    let made = once(problem, device, ask, ask.less)?;
-    let over = made.actions.peak_bytes.saturating_sub(ask.budget);
-    if !made.met || over == 0 {
-        return Ok(made);
-    }
-    // Bytes that the planner gives back at once stand until the next point.
-    for part in [1, 2, 4] {
-        let more = over.div_ceil(part);
-        let less = (ask.less.0.saturating_add(more), ask.less.1.saturating_add(more));
-        let lower = once(problem, device, ask, less)?;
-        if lower.met && lower.actions.peak_bytes <= ask.budget {
-            return Ok(lower);
-        }
-    }
-    Ok(made)
-}
-
-fn once(
-    problem: &Problem,
-    device: &Profile,
-    ask: &Ask,
-    less: (u64, u64),
-) -> Result<Answer, ScriptError> {
-    let bound = |less: u64| ask.budget.saturating_sub(less).max(LEAST);
+pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, ScriptError> {
+    let bound = |less: i64| ask.budget.saturating_add_signed(less.saturating_neg()).max(LEAST);
     let whole = problem.piece.bytes;
-    let step = |way| step_peak(&World::new(problem, way, Vec::new())) <= bound(less.0);
+    let step = |way| step_peak(&World::new(problem, way, Vec::new())) <= bound(ask.less.0);
     let ahead = step(Way { ahead: true, piece: whole, ..Way::default() });
     // Pieces are no smaller than the budget asks for, since each costs the host its time.
     let mut sizes = (0..=HALVINGS).map(|halved| whole >> halved);
@@ -126,11 +104,8 @@ fn once(
     let usual = Way { ahead, piece: piece.unwrap_or(whole >> HALVINGS), ..Way::default() };
     let early = Way { early: true, piece: whole, ..Way::default() };
     let search = |way: Way| {
-        let (less, banned) = if way.early {
-            (less.1, &ask.banned.1)
-        } else {
-            (less.0, &ask.banned.0)
-        };
+        let (less, banned) =
+            if way.early { (ask.less.1, &ask.banned.1) } else { (ask.less.0, &ask.banned.0) };
         let iteration = problem.soon.as_ref().filter(|_| way.early).unwrap_or(&problem.usual);
         let divisible = problem.move_states && !way.early;
         let (tried, budget) = (BTreeMap::new(), bound(less));
@@ -144,14 +119,12 @@ fn once(
     if problem.soon.is_some() {
         best = better(best, search(early)?);
     }
-    let Made { world, planned, events, program, run, peak, met } = best;
-    let plan = Plan { events: &events, program: &program, run: &run, peak };
-    let divisible = problem.move_states && !world.way.early;
+    let Made { world, actions, time, met, .. } = best;
     Ok(Answer {
         met,
         early: world.way.early,
-        iteration_ns: run.iteration.0,
-        actions: actions::actions(&world, &planned, &plan, divisible),
+        iteration_ns: time,
+        actions,
         ranges: world.ranges,
         ahead: world.way.ahead,
         piece: world.way.piece,
@@ -166,7 +139,7 @@ impl<'a> Search<'a> {
     /// The best plan, of sets without these ranges.
     fn best(mut self, banned: &[usize]) -> Result<Made<'a>, ScriptError> {
         let nothing = self.sketch(Vec::new())?;
-        if !nothing.met || nothing.run.iteration.0 > self.at_most(FREE) {
+        if !nothing.met || nothing.time > self.at_most(FREE) {
             self.compare_sets(banned)?;
         }
         self.tried.entry(Key::new()).or_insert(nothing.worth());
@@ -283,57 +256,83 @@ impl<'a> Search<'a> {
         let method = Method::Neap(options(0, false));
         let Planned { graph, latencies, .. } = &planned;
         let (link, pinned) = (&self.device.link, self.device.pinned_bytes);
-        let target = self.budget / 512 * 512;
-        let given = Given { graph, latencies, link, pinned, target };
-        let decided = method.decide(&given, &mut Memory::Nothing);
-        let events = decided.emitted.events;
-        let defect = |e: &dyn ToString| PlanError::Defect(e.to_string());
-        let program = Program::new(graph, latencies, &events).map_err(|e| defect(&e))?;
-        let run = engine::nominal(&program, link).map_err(|e| defect(&e))?;
-        let peak = engine::peak(&engine::memory(&program, &run)).0;
-        let (met, peak) = if decided.reached { (true, peak) } else { (false, decided.peak.1) };
-        Ok(Made { world, planned, events, program, run, peak, met })
+        let mut target = self.budget;
+        for attempt in 1.. {
+            let given = Given { graph, latencies, link, pinned, target: target / 512 * 512 };
+            let decided = method.decide(&given, &mut Memory::Nothing);
+            let events = decided.emitted.events;
+            let defect = |e: &dyn ToString| PlanError::Defect(e.to_string());
+            let program = Program::new(graph, latencies, &events).map_err(|e| defect(&e))?;
+            let run = engine::nominal(&program, link).map_err(|e| defect(&e))?;
+            let actions = self.actions(&world, &planned, &events, &program, &run);
+            let over = actions.peak_bytes.saturating_sub(self.budget);
+            if over == 0 || !decided.reached || attempt == TARGETS || over >= target {
+                let (time, met) = (run.iteration.0, over == 0);
+                return Ok(Made { world, planned, actions, time, met, target });
+            }
+            target -= over;
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// What carries out a plan.
+    fn actions(
+        &self,
+        world: &World<'_>,
+        planned: &Planned,
+        events: &[Event],
+        program: &Program,
+        run: &Run,
+    ) -> Actions {
+        let peak = engine::peak(&engine::memory(program, run)).0;
+        actions(world, planned, &Plan { events, program, run, peak }, self.divisible)
     }
 
     /// The best plan for a set of ranges that the usual effort finds; where none fits, the lowest.
     fn carefully(&self, set: &[usize]) -> Result<Made<'a>, ScriptError> {
-        let sketch = self.sketch(set.to_vec())?;
-        if self.effort == 0 && sketch.met {
-            return Ok(sketch);
+        let mut best = self.sketch(set.to_vec())?;
+        if self.effort == 0 && best.met {
+            return Ok(best);
         }
-        let Planned { graph, latencies, .. } = &sketch.planned;
-        let with = |min_swap: Option<Bytes>| {
-            let mut options = options(self.effort, true);
-            options.min_swap = min_swap.unwrap_or(options.min_swap);
-            let budget = Bytes(self.budget);
-            Request {
-                method: Method::Neap(options),
-                ..Request::new(graph, self.device, latencies, budget)
-            }
-        };
-        let mut made = feasible(arrange::make_for(&with(None), None))?.ok();
-        if made.is_none() && !sketch.met {
-            made = feasible(arrange::minimum_for(&with(None), None))?.ok();
-        }
+        let mut methods = vec![options(self.effort, true)];
         // Swaps alone are many. Often fewer are as quick, and each costs the host its time.
-        if set.is_empty() && self.iteration.ranges.is_empty() && made.is_some() {
-            let fewer = feasible(arrange::make_for(&with(Some(LARGER)), None))?.ok();
-            let time = |made: &arrange::Arranged| made.planned.run.iteration;
-            let fits = |made: &&arrange::Arranged| made.planned.bound().0 <= self.budget;
-            if let (Some(one), Some(other)) = (&made, fewer.as_ref().filter(fits))
-                && (time(other) < time(one) || one.planned.bound().0 > self.budget)
-            {
-                made = fewer;
+        if self.iteration.ranges.is_empty() {
+            methods.push(neap::Options { min_swap: LARGER, ..options(self.effort, true) });
+        }
+        for options in methods {
+            let made = self.made(&best, options)?;
+            if let Some((actions, time)) = made {
+                let met = actions.peak_bytes <= self.budget;
+                if worth(met, actions.peak_bytes, time) < best.worth() {
+                    best = Made { actions, time, met, ..best };
+                }
             }
         }
-        let Some(made) = made else { return Ok(sketch) };
-        let budget::Planned { mut plan, program, run, .. } = made.planned;
-        let (peak, met) = (plan.figures.peak_bytes.0, plan.figures.arena_bytes.0 <= self.budget);
-        let events = std::mem::take(&mut plan.jobs[0].events);
-        if worth(met, peak, run.iteration.0) >= sketch.worth() {
-            return Ok(sketch);
+        Ok(best)
+    }
+
+    /// A plan by these options, if there is one, with its time.
+    fn made(
+        &self,
+        sketch: &Made<'_>,
+        options: neap::Options,
+    ) -> Result<Option<(Actions, u64)>, ScriptError> {
+        let Planned { graph, latencies, .. } = &sketch.planned;
+        let with = |budget: u64| Request {
+            method: Method::Neap(options.clone()),
+            ..Request::new(graph, self.device, latencies, Bytes(budget))
+        };
+        let mut made = feasible(arrange::make_for(&with(sketch.target), None))?.ok();
+        if made.is_none() && !sketch.met {
+            let most = 2 * sketch.world.peak().max(self.budget);
+            made = feasible(arrange::minimum_for(&with(most), None))?.ok();
         }
-        Ok(Made { events, program, run, peak, met, ..sketch })
+        Ok(made.map(|made| {
+            let budget::Planned { plan, program, run, .. } = made.planned;
+            let events = &plan.jobs[0].events;
+            let actions = self.actions(&sketch.world, &sketch.planned, events, &program, &run);
+            (actions, run.iteration.0)
+        }))
     }
 }
 

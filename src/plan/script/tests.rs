@@ -1,0 +1,275 @@
+//! Plans for synthetic scripts, counted anew from their actions.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::problem::{Iteration, Life, Operator, Pack, Phase, PieceSize, Range, Role, Storage};
+use super::{Answer, Ask, Problem, plan};
+use crate::device::{Profile, builtin};
+
+const MIB: u64 = 1 << 20;
+
+/// A layer of a chain: the bytes of its output and its parameter, and its time.
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    output: u64,
+    parameter: u64,
+    ns: u64,
+    /// Whether it may run again.
+    again: bool,
+}
+
+/// A chain of layers, each of which saves its output, with updates of Adam after backward. Layer i
+/// is operator i; its backward is operator 2n − 1 − i, its update operator 2n + i. Storages are
+/// outputs, then parameters, then two states for each parameter.
+fn chain(layers: &[Layer]) -> Problem {
+    let n = layers.len();
+    let (parameter, state) = (|i| n + i, |i: usize, which: usize| 2 * n + 2 * i + which);
+    let storage =
+        |name: String, bytes, role| Storage { name, bytes, role, dtype: "f32".to_owned() };
+    let mut storages = Vec::new();
+    storages.extend((0..n).map(|i| storage(format!("out{i}"), layers[i].output, Role::Other)));
+    storages.extend((0..n).map(|i| storage(format!("p{i}"), layers[i].parameter, Role::Parameter)));
+    for (i, layer) in layers.iter().enumerate() {
+        for kind in ["exp_avg", "exp_avg_sq"] {
+            let name = format!("{kind}:p{i}");
+            storages.push(storage(name, layer.parameter, Role::OptimizerState));
+        }
+    }
+    let always: u64 = layers.iter().map(|layer| 3 * layer.parameter).sum();
+    let mut operators = Vec::new();
+    for place in 0..3 * n {
+        let (phase, i) = match place / n {
+            0 => (Phase::Forward, place),
+            1 => (Phase::Backward, 2 * n - 1 - place),
+            _ => (Phase::Optimize, place - 2 * n),
+        };
+        let before = i.checked_sub(1);
+        let (reads, writes, makes) = match phase {
+            Phase::Forward => (before.into_iter().chain([parameter(i)]).collect(), vec![], vec![i]),
+            Phase::Backward => (vec![i, parameter(i)], vec![], vec![]),
+            Phase::Optimize => {
+                let all = vec![parameter(i), state(i, 0), state(i, 1)];
+                (all.clone(), all, vec![])
+            }
+        };
+        let alive = |&j: &usize| j <= place && place < 2 * n - j;
+        let outputs: u64 = (0..n).filter(alive).map(|j| layers[j].output).sum();
+        operators.push(Operator {
+            name: format!("op{place}"),
+            ns: layers[i].ns,
+            phase,
+            update: phase == Phase::Optimize,
+            workspace: 0,
+            standing: always + outputs,
+            reads,
+            writes,
+            makes,
+        });
+    }
+    let lives = (0..n).map(|i| Life {
+        storage: i,
+        born: Some(i),
+        end: 2 * n - i,
+        let_go: (i + 2).min(2 * n - 1 - i),
+        over_the_end: false,
+        held: false,
+    });
+    let packs = (0..n).map(|i| Pack {
+        storage: Some(i),
+        packed: i + 1,
+        unpacked: Some(2 * n - 1 - i),
+        last: 2 * n - 1 - i,
+        order: u32::try_from(n - 1 - i).unwrap(),
+    });
+    let ranges = (1..n).filter(|&i| layers[i].again).map(|i| Range {
+        call: None,
+        inside: None,
+        first: i,
+        cut: i + 1,
+        again: 2 * n - 1 - i,
+        over: 2 * n - i,
+        order: u32::try_from(n - 1 - i).unwrap(),
+        brings: vec![i],
+        inputs: vec![i - 1],
+        saved: vec![i],
+        asked: vec![i - 1],
+    });
+    let usual = Iteration {
+        operators,
+        lives: lives.collect(),
+        packs: packs.collect(),
+        ranges: ranges.collect(),
+    };
+    Problem {
+        name: "chain".to_owned(),
+        storages,
+        usual,
+        soon: None,
+        lend: Vec::new(),
+        backward: None,
+        multi_tensor: false,
+        move_states: true,
+        smallest: 1,
+        piece: PieceSize { bytes: 64 * MIB, parameters: 64 },
+    }
+}
+
+fn device() -> Profile {
+    builtin::find("a6000").unwrap()
+}
+
+fn ask(budget: u64) -> Ask {
+    Ask { budget, less: (0, 0), banned: (Vec::new(), Vec::new()), effort: Some(0) }
+}
+
+fn unplanned(problem: &Problem) -> u64 {
+    problem.usual.operators.iter().map(|operator| operator.standing).max().unwrap()
+}
+
+/// The most bytes of outputs that are on the device, from the actions alone: an output is there
+/// from its layer to its drop, from its coming back to its backward, and while its layer has run
+/// again. States count as here.
+fn counted(problem: &Problem, answer: &Answer) -> u64 {
+    let n = problem.usual.packs.len();
+    let again: BTreeSet<usize> =
+        answer.ranges.iter().map(|&range| problem.usual.ranges[range].brings[0]).collect();
+    // By output: the operator before which it goes, and that before which it is back.
+    let mut away = vec![None; n];
+    for &(kind, number, ref things) in &answer.actions.actions {
+        // What is done as a tensor is saved happens before the operator after its layer; as one is
+        // asked for, before its backward.
+        let before = if kind == "pack" { number + 1 } else { 2 * n - 1 - number };
+        for &(what, one) in things {
+            let way = away[answer.actions.moved[one]].get_or_insert((usize::MAX, usize::MAX));
+            match what {
+                "drop" => way.0 = before,
+                "in" => way.1 = before,
+                _ => assert_eq!(what, "out"),
+            }
+        }
+    }
+    let always: u64 = problem.storages[n..].iter().map(|storage| storage.blocks()).sum();
+    let here = |i: usize, place: usize| {
+        let backward = 2 * n - 1 - i;
+        let kept_for_next = again.contains(&(i + 1)) && place <= backward;
+        let there = place >= i && place <= backward;
+        let dropped = again.contains(&i) && place > i + 1 && place < backward;
+        let moved = away[i].is_some_and(|(go, back): (usize, usize)| place >= go && place < back);
+        there && (!dropped || (kept_for_next && place == backward - 1)) && !moved
+    };
+    let standing =
+        |place| (0..n).filter(|&i| here(i, place)).map(|i| problem.storages[i].blocks()).sum();
+    always + (0..2 * n).map(standing).max().unwrap_or(0u64)
+}
+
+#[test]
+fn a_chain_is_held_to_half_of_its_outputs() {
+    let layer = Layer { output: 32 * MIB, parameter: 512, ns: 4_000_000, again: false };
+    let problem = chain(&[layer; 12]);
+    let budget = unplanned(&problem) / 2;
+    let answer = plan(&problem, &device(), &ask(budget)).unwrap();
+    assert!(answer.met && answer.actions.moved.len() >= 6, "{answer:?}");
+    assert!(answer.actions.peak_bytes <= budget, "{answer:?}");
+    assert!(counted(&problem, &answer) <= budget, "{answer:?}");
+    let unplanned: u64 = problem.usual.operators.iter().map(|operator| operator.ns).sum();
+    assert!(answer.iteration_ns <= unplanned + unplanned / 20, "{answer:?}");
+}
+
+#[test]
+fn what_is_quicker_to_run_again_is_not_moved() {
+    let layer = Layer { output: 64 * MIB, parameter: 512, ns: 20_000, again: false };
+    let mut layers = [layer; 12];
+    (1..12).step_by(2).for_each(|i| layers[i].again = true);
+    let problem = chain(&layers);
+    let budget = unplanned(&problem) * 7 / 10;
+    let answer = plan(&problem, &device(), &ask(budget)).unwrap();
+    assert!(answer.met && !answer.ranges.is_empty(), "{answer:?}");
+    let mut alone = problem.clone();
+    alone.usual.ranges.clear();
+    let swapped = plan(&alone, &device(), &ask(budget)).unwrap();
+    assert!(answer.iteration_ns < swapped.iteration_ns, "{answer:?} {swapped:?}");
+    let all = (0..problem.usual.ranges.len()).collect();
+    let banned = Ask { banned: (all, Vec::new()), ..ask(budget) };
+    assert!(plan(&problem, &device(), &banned).unwrap().ranges.is_empty());
+}
+
+#[test]
+fn states_leave_together_where_outputs_are_not_enough() {
+    let layer = Layer { output: MIB, parameter: 32 * MIB, ns: 4_000_000, again: false };
+    let problem = chain(&[layer; 6]);
+    let budget = unplanned(&problem) * 7 / 10;
+    let answer = plan(&problem, &device(), &ask(budget)).unwrap();
+    assert!(answer.met, "{answer:?}");
+    for parameter in 0..6 {
+        let names = ["exp_avg", "exp_avg_sq"].map(|kind| format!("{kind}:p{parameter}"));
+        let away = names.map(|name| answer.actions.away.contains(&name));
+        assert_eq!(away[0], away[1], "{answer:?}");
+    }
+    let stays = Problem { move_states: false, ..problem };
+    assert!(!plan(&stays, &device(), &ask(budget)).unwrap().met);
+}
+
+#[test]
+fn a_budget_below_all_is_refused_with_the_lowest_plan() {
+    let layer = Layer { output: 32 * MIB, parameter: 512, ns: 4_000_000, again: false };
+    let problem = chain(&[layer; 6]);
+    let answer = plan(&problem, &device(), &ask(MIB)).unwrap();
+    assert!(!answer.met && answer.actions.peak_bytes < unplanned(&problem), "{answer:?}");
+}
+
+#[test]
+fn what_refers_to_nothing_is_refused() {
+    let layer = Layer { output: MIB, parameter: 512, ns: 1000, again: true };
+    let good = chain(&[layer; 4]);
+    assert!(good.validate().is_ok());
+    let damages: [fn(&mut Problem); 6] = [
+        |p| p.lend.push(99),
+        |p| p.usual.operators[0].reads.push(99),
+        |p| p.usual.lives[0].let_go = 99,
+        |p| p.usual.packs[0].unpacked = Some(99),
+        |p| p.usual.ranges[1].inside = Some(1),
+        |p| p.usual.ranges[0].brings.clear(),
+    ];
+    for damage in damages {
+        let mut bad = good.clone();
+        damage(&mut bad);
+        assert!(bad.validate().is_err());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn actions_stand_for_no_more_than_they_say(
+        sizes in prop::collection::vec((1u64..64, 1u64..8, 1u64..6000, any::<bool>()), 3..14),
+        share in 40u64..100,
+    ) {
+        let layer = |&(output, parameter, us, again): &(u64, u64, u64, bool)| Layer {
+            output: output * MIB,
+            parameter: parameter * MIB,
+            ns: us * 1000,
+            again,
+        };
+        let problem = chain(&sizes.iter().map(layer).collect::<Vec<_>>());
+        prop_assert!(problem.validate().is_ok());
+        let budget = unplanned(&problem) * share / 100;
+        let answer = plan(&problem, &device(), &ask(budget)).unwrap();
+        if answer.actions.away.is_empty() && answer.ranges.is_empty() {
+            let counted = counted(&problem, &answer);
+            prop_assert!(counted <= answer.actions.peak_bytes, "{} {:?}", counted, answer);
+        }
+        let again = plan(&problem, &device(), &ask(budget)).unwrap();
+        prop_assert_eq!(format!("{answer:?}"), format!("{again:?}"));
+        let mut at: Vec<Vec<&str>> = vec![Vec::new(); answer.actions.moved.len()];
+        for (_, _, things) in &answer.actions.actions {
+            things.iter().for_each(|&(what, one)| at[one].push(what));
+        }
+        for mut whats in at {
+            whats.sort_unstable();
+            prop_assert!(whats.is_empty() || whats == ["drop", "in", "out"]);
+        }
+    }
+}

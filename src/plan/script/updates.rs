@@ -56,10 +56,7 @@ fn bounds(size: u64, states: u64, piece: u64) -> Vec<(u64, u64)> {
 }
 
 /// Those of the storages that are states large enough to move, each once.
-fn large<'s>(
-    world: &'s World<'_>,
-    storages: impl IntoIterator<Item = &'s usize>,
-) -> Vec<usize> {
+fn large<'s>(world: &'s World<'_>, storages: impl IntoIterator<Item = &'s usize>) -> Vec<usize> {
     let mut found = Vec::new();
     for &storage in storages {
         let is = world.role(storage) == Role::OptimizerState
@@ -129,8 +126,8 @@ pub fn states(world: &World<'_>) -> Vec<State> {
     }
     found.retain(|state| {
         let updates = |&place: &usize| world.operator(&world.steps[place]).update;
-        let early = state.uses.len() == 1
-            && world.phase(&world.steps[state.uses[0]]) == Phase::Backward;
+        let early =
+            state.uses.len() == 1 && world.phase(&world.steps[state.uses[0]]) == Phase::Backward;
         state.uses.iter().all(updates) && (early || !world.way.early)
     });
     found

@@ -208,7 +208,8 @@ impl<'a> World<'a> {
             }
             self.at.push(self.steps.len());
             let count = pieces[place];
-            let part = |number| Step { origin: place, again: false, piece: Piece { number, count } };
+            let part =
+                |number| Step { origin: place, again: false, piece: Piece { number, count } };
             self.steps.extend((0..count).map(part));
         }
         self.before.push(self.steps.len());
@@ -234,8 +235,7 @@ impl<'a> World<'a> {
             if !step.again {
                 follower = step.origin;
             }
-            *bytes =
-                fixed[follower] - blocks(operators[follower].workspace) + self.workspace(step);
+            *bytes = fixed[follower] - blocks(operators[follower].workspace) + self.workspace(step);
         }
         let mut change = Change::new(self.steps.len());
         let mut needed: BTreeMap<usize, usize> = BTreeMap::new();
