@@ -3,11 +3,12 @@
 //! Sets are compared by a sketch of their plans: the planner's first choice, without addresses,
 //! since PyTorch's allocator finds its own. Only the best few are planned with the usual effort.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::actions::{Actions, Plan, actions};
 use super::graph::{Planned, graph};
-use super::problem::{Iteration, Problem};
+use super::problem::{Iteration, Problem, Range};
 use super::ranges::{by_worth, families, unchained};
 use super::updates::step_peak;
 use super::world::{Way, World};
@@ -35,8 +36,10 @@ const HALVINGS: u32 = 2;
 const FREE: u64 = 1005;
 const GOOD: u64 = 1050;
 
-/// How many of the last ranges are left out on trial.
-const PRUNED: usize = 2;
+/// How often a set is exchanged for a better one that differs in one range, and how many with a
+/// range less and with one more are looked at each time.
+const ROUNDS: usize = 8;
+const NEAR: usize = 6;
 
 /// How many sets are planned with the usual effort.
 const FINALISTS: usize = 3;
@@ -193,14 +196,44 @@ impl<'a> Search<'a> {
             let with = |more: &[usize]| [&calls[..], more].concat();
             best = self.along(&left, with)?.min(best);
         }
-        // The last of the forward often gives nothing back: it is there again when memory is full.
-        let mut last = best.1.clone();
-        last.sort_by_key(|&number| std::cmp::Reverse(range(number).first));
-        for one in last.into_iter().take(PRUNED) {
-            let without = best.1.iter().copied().filter(|&other| other != one).collect();
-            best = self.attempt(vec![without])?.remove(0).min(best);
+        for _ in 0..ROUNDS {
+            let sets = self.neighbours(&best.1, &usable);
+            match self.attempt(sets)?.into_iter().min() {
+                Some(better) if better.0 < best.0 => best = better,
+                _ => break,
+            }
         }
         Ok(())
+    }
+
+    /// Sets with one range less, those first that give back least for their time, and with one
+    /// operator more, those first that give back most.
+    fn neighbours(&self, set: &[usize], usable: &[usize]) -> Vec<Vec<usize>> {
+        let range = |number: usize| &self.iteration.ranges[number];
+        let worth = |number: usize| {
+            let time = u128::from(range(number).time(self.iteration)) + 1;
+            u128::from(range(number).bytes(self.problem)) * 1_000_000 / time
+        };
+        let mut inside = set.to_vec();
+        inside.sort_by_key(|&number| (worth(number), Reverse(range(number).first)));
+        // What is last in forward often gives nothing back: it is there again when memory is full.
+        let last = set.iter().copied().max_by_key(|&number| range(number).first);
+        let removed = inside.into_iter().take(NEAR).chain(last);
+        let without = |one: usize| set.iter().copied().filter(|&other| other != one).collect();
+        let about: Vec<_> = set.iter().map(|&number| range(number)).collect();
+        let apart = |number: &usize| {
+            let one = range(*number);
+            let chained = |other: &&Range| {
+                one.inputs.iter().any(|storage| other.brings.contains(storage))
+                    || other.inputs.contains(&one.brings[0])
+            };
+            !set.contains(number) && one.beside(&about) && !about.iter().any(chained)
+        };
+        let mut outside: Vec<usize> = usable.iter().copied().filter(apart).collect();
+        outside.retain(|&number| range(number).call.is_none());
+        outside.sort_by_key(|&number| (Reverse(worth(number)), Reverse(range(number).first)));
+        let with = |one: usize| [set, &[one]].concat();
+        removed.map(without).chain(outside.into_iter().take(NEAR).map(with)).collect()
     }
 
     /// The best beginning of `order`: a coarse look, then between the best's neighbours.
