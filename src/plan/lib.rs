@@ -22,6 +22,7 @@ pub mod emit;
 #[cfg(test)]
 mod exact;
 pub mod explain;
+pub mod gaps;
 pub mod live;
 pub mod load;
 pub mod method;

@@ -218,8 +218,7 @@ impl Residencies<'_> {
         others
             .flat_map(|other| {
                 let lifetime = self.lifetime(other);
-                let remade =
-                    lifetime.gaps.iter().enumerate().filter(|(_, g)| **g == Gap::Recompute);
+                let remade = lifetime.gaps.others().filter(|(_, g)| *g == Gap::Recompute);
                 remade.filter_map(move |(g, _)| Some((lifetime.uses.get(g + 1)? & !1, other)))
             })
             .filter(|key| key.0 > a && key.0 < (b & !1) && self.chains.contains_key(key))

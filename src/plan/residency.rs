@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::gaps::Gaps;
 use super::load::Load;
 use crate::contract::Latency;
 use crate::job::{Graph, Replay};
@@ -51,7 +52,7 @@ pub struct Lifetime {
     /// Operators that write it, in order.
     pub writes: Arc<Vec<u32>>,
     /// One for each pair of successive uses; for a long-lived tensor one more, round the end.
-    pub gaps: Arc<Vec<Gap>>,
+    pub gaps: Gaps,
     /// Nothing generates it.
     pub long_lived: bool,
 }
@@ -149,7 +150,7 @@ impl<'a> Residencies<'a> {
                 bytes: t.bytes.in_blocks().0,
                 uses: Arc::default(),
                 writes: Arc::default(),
-                gaps: Arc::default(),
+                gaps: Gaps::default(),
                 long_lived: g.is_none(),
             })
             .collect();
@@ -175,8 +176,7 @@ impl<'a> Residencies<'a> {
         }
         for lifetime in &mut lifetimes {
             let gaps = (lifetime.uses.len() + usize::from(lifetime.long_lived)).saturating_sub(1);
-            lifetime.gaps =
-                Arc::new(vec![Gap::Keep; if lifetime.uses.is_empty() { 0 } else { gaps }]);
+            lifetime.gaps = Gaps::kept(if lifetime.uses.is_empty() { 0 } else { gaps });
             match (lifetime.long_lived, lifetime.uses.first(), lifetime.uses.last()) {
                 (true, _, _) => add(&mut change, 0, 2 * n + 1, lifetime.bytes),
                 (false, Some(&first), Some(&last)) => {
@@ -264,19 +264,18 @@ impl<'a> Residencies<'a> {
     /// Visits every swap, tensor by tensor.
     pub fn each_swap(&self, mut visit: impl FnMut(TensorId, usize, Swap)) {
         for (index, lifetime) in self.lifetimes.iter().enumerate() {
-            for (gap, decision) in lifetime.gaps.iter().enumerate() {
+            for (gap, decision) in lifetime.gaps.others() {
                 if let Gap::Swap(swap) = decision {
-                    visit(TensorId::of(index), gap, *swap);
+                    visit(TensorId::of(index), gap, swap);
                 }
             }
         }
     }
 
-    /// Every gap of every tensor, with what is decided for it.
+    /// Every gap of every tensor that is not kept, with what is decided for it.
     pub fn decisions(&self) -> impl Iterator<Item = (TensorId, usize, Gap)> {
         self.lifetimes.iter().enumerate().flat_map(|(index, lifetime)| {
-            let gaps = lifetime.gaps.iter().enumerate();
-            gaps.map(move |(gap, &decision)| (TensorId::of(index), gap, decision))
+            lifetime.gaps.others().map(move |(gap, decision)| (TensorId::of(index), gap, decision))
         })
     }
 
@@ -398,7 +397,7 @@ impl<'a> Residencies<'a> {
                 self.load.subtract(new.0, new.1, bytes);
             }
         }
-        Arc::make_mut(&mut self.lifetimes[tensor.index()].gaps)[gap] = decision;
+        self.lifetimes[tensor.index()].gaps.set(gap, decision);
     }
 
     /// Whether the tensor is surely there in a slot: a swapped one counts as gone as soon as it may
@@ -440,9 +439,10 @@ impl<'a> Residencies<'a> {
         let from_start = round && written.is_none();
         // A gap that starts at or after the last write and is swapped made the copy, unless a
         // recompute wrote since.
-        let recomputed =
-            (0..gap).rev().find(|&g| lifetime.gaps[g] == Gap::Recompute).map_or(0, |g| g + 1);
-        let made = (recomputed..gap).any(|g| lifetime.uses[g] >= since && swapped(g));
+        let before = lifetime.gaps.others().rev().skip_while(|&(g, _)| g >= gap);
+        let made = before
+            .take_while(|(_, decision)| *decision != Gap::Recompute)
+            .any(|(g, _)| lifetime.uses[g] >= since);
         let untouched = lifetime.long_lived && lifetime.writes.is_empty() && gap == last;
         from_start || made || untouched
     }
@@ -481,17 +481,19 @@ impl<'a> Residencies<'a> {
         let Err(at) = lifetime.uses.binary_search(&slot) else { return };
         let last = lifetime.uses.len();
         Arc::make_mut(&mut lifetime.uses).insert(at, slot);
-        let gaps = Arc::make_mut(&mut lifetime.gaps);
+        let gaps = &mut lifetime.gaps;
         if last == 0 {
-            gaps.extend(lifetime.long_lived.then_some(Gap::Keep));
+            if lifetime.long_lived {
+                gaps.insert(0);
+            }
         } else if at == last {
             // After the last use of a long-lived tensor: kept up to here; the round gap starts
             // here.
-            gaps.insert(at - 1, Gap::Keep);
+            gaps.insert(at - 1);
         } else {
             // What brings it lies before: the part after is kept. Before the first use, that is the
             // round gap.
-            gaps.insert(at, Gap::Keep);
+            gaps.insert(at);
         }
     }
 
@@ -500,7 +502,7 @@ impl<'a> Residencies<'a> {
         let lifetime = &mut self.lifetimes[tensor.index()];
         let (last, bytes) = (lifetime.uses.last().copied().unwrap_or(slot), lifetime.bytes);
         Arc::make_mut(&mut lifetime.uses).push(slot);
-        Arc::make_mut(&mut lifetime.gaps).push(Gap::Keep);
+        lifetime.gaps.insert(lifetime.gaps.len());
         self.load.add(last as usize + 1, slot as usize + 1, bytes);
     }
 }

@@ -24,11 +24,11 @@ pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u6
         let lifetime = residencies.lifetime(tensor);
         // The gap that ends with this chain: its next use is in the slot or in the operator after
         // it.
-        let Some(gap) = lifetime.gaps.iter().enumerate().position(|(g, d)| {
-            *d == Gap::Recompute && lifetime.uses.get(g + 1).is_some_and(|u| u & !1 == slot)
-        }) else {
-            continue;
+        let ends = |(gap, decision): &(usize, Gap)| {
+            *decision == Gap::Recompute
+                && lifetime.uses.get(gap + 1).is_some_and(|u| u & !1 == slot)
         };
+        let Some((gap, _)) = lifetime.gaps.others().find(ends) else { continue };
         if room(residencies, tensor, gap, target) {
             residencies.decide(tensor, gap, Gap::Keep);
             residencies.chains.remove(&(slot, tensor));
@@ -36,8 +36,9 @@ pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u6
     }
     for index in 0..residencies.lifetimes.len() {
         let tensor = TensorId::of(index);
-        for gap in 0..residencies.lifetimes[index].gaps.len() {
-            if matches!(residencies.gap(tensor, gap), Gap::Swap(_))
+        let others: Vec<_> = residencies.lifetimes[index].gaps.others().collect();
+        for (gap, decision) in others {
+            if matches!(decision, Gap::Swap(_))
                 && room(residencies, tensor, gap, target)
                 && !(ahead && saves_a_copy(residencies, tensor, gap))
             {

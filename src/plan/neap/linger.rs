@@ -29,10 +29,11 @@ pub fn linger(
     for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
         let (tensor, gap) = (TensorId::of(index), lifetime.gaps.len().wrapping_sub(1));
         if lifetime.long_lived
-            && let Some(Gap::Swap(swap)) = lifetime.gaps.get(gap)
+            && gap < lifetime.gaps.len()
+            && let Gap::Swap(swap) = lifetime.gaps[gap]
             && !residencies.clean(tensor, gap)
         {
-            last.push((Reverse(lifetime.uses[gap]), tensor, *swap));
+            last.push((Reverse(lifetime.uses[gap]), tensor, swap));
         }
     }
     last.sort_by_key(|&(at, tensor, _)| (at, tensor));

@@ -131,7 +131,7 @@ fn large(residencies: &Residencies<'_>, target: u64) -> Vec<(u32, u32)> {
     let mut all: Vec<(u32, u32)> = lifetimes
         .filter(|l| !l.long_lived && l.bytes >= target / LARGE)
         .filter_map(|l| {
-            let gone = l.gaps.iter().position(|g| *g != Gap::Keep).unwrap_or(l.gaps.len());
+            let gone = l.gaps.others().next().map_or(l.gaps.len(), |(gap, _)| gap);
             Some((*l.uses.first()?, *l.uses.get(gone)?))
         })
         .collect();

@@ -9,6 +9,7 @@ use super::{Apart, Options, Rule, Variant, improve, linger, prefetch};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
 use crate::device::Link;
+use crate::gaps::Gaps;
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::planner::{Given, Memory, Planner as _};
 use crate::recompute::{Part, Reach};
@@ -146,7 +147,7 @@ fn a_copy_out_may_begin_once_nothing_writes_the_tensor_and_it_is_there() {
         let lifetime = &mut residencies.lifetimes[tensor.index()];
         let gaps = [before[0], before[1], Gap::Keep, last];
         lifetime.uses = Arc::new(vec![1, 9, 17, 41]);
-        lifetime.gaps = Arc::new(gaps[..3 + usize::from(long_lived)].to_vec());
+        lifetime.gaps = gaps.into_iter().take(3 + usize::from(long_lived)).collect();
         lifetime.writes = Arc::new(write.into_iter().collect());
         lifetime.long_lived = long_lived;
         residencies.leaves_from(tensor, 2)
@@ -174,7 +175,7 @@ fn copies_out_begin_early_where_the_link_is_free() {
         let mut residencies = Residencies::new(&graph);
         let lifetime = &mut residencies.lifetimes[tensor.index()];
         lifetime.uses = Arc::new(vec![1, 9, 41]);
-        lifetime.gaps = Arc::new(vec![Gap::Keep; 2]);
+        lifetime.gaps = Gaps::kept(2);
         lifetime.writes = Arc::new(vec![0]);
         lifetime.long_lived = false;
         let tight = residencies.tightest(tensor, 1);
@@ -205,7 +206,7 @@ fn what_was_copied_out_ahead_leaves_without_a_copy() {
         let mut residencies = Residencies::new(&graph);
         let lifetime = &mut residencies.lifetimes[parameter.index()];
         lifetime.uses = Arc::new(vec![9, 41]);
-        lifetime.gaps = Arc::new(vec![Gap::Keep; 2]);
+        lifetime.gaps = Gaps::kept(2);
         lifetime.writes = Arc::new(vec![writes]);
         let setting = Setting {
             latencies: &latencies,

@@ -286,7 +286,9 @@ impl<'a> Search<'a> {
     /// The planner's first choice for a set of ranges.
     fn sketch(&self, set: Vec<usize>) -> Result<Made<'a>, ScriptError> {
         let (world, planned) = self.world(set)?;
-        let method = Method::Neap(options(0, false));
+        // Streaming is a search of its own, and hardly changes which set is best.
+        let (stream, linger) = (false, false);
+        let method = Method::Neap(neap::Options { stream, linger, ..options(0, false) });
         let Planned { graph, latencies, .. } = &planned;
         let (link, pinned) = (&self.device.link, self.device.pinned_bytes);
         let mut target = self.budget;
@@ -355,17 +357,27 @@ impl<'a> Search<'a> {
             method: Method::Neap(options.clone()),
             ..Request::new(graph, self.device, latencies, Bytes(budget))
         };
-        let mut made = feasible(arrange::make_for(&with(sketch.target), None))?.ok();
-        if made.is_none() && !sketch.met {
-            let most = 2 * sketch.world.peak().max(self.budget);
-            made = feasible(arrange::minimum_for(&with(most), None))?.ok();
-        }
-        Ok(made.map(|made| {
+        let carried_out = |made: arrange::Arranged| {
             let budget::Planned { plan, program, run, .. } = made.planned;
             let events = &plan.jobs[0].events;
             let actions = self.actions(&sketch.world, &sketch.planned, events, &program, &run);
             (actions, run.iteration.0)
-        }))
+        };
+        let (mut target, mut made) = (sketch.target, None);
+        for _ in 0..if sketch.met { 1 } else { TARGETS } {
+            made = feasible(arrange::make_for(&with(target), None))?.ok().map(carried_out);
+            let Some((actions, _)) = &made else { break };
+            let over = actions.peak_bytes.saturating_sub(self.budget);
+            if over == 0 || over >= target {
+                break;
+            }
+            target -= over;
+        }
+        if made.is_none() && !sketch.met {
+            let most = 2 * sketch.world.peak().max(self.budget);
+            made = feasible(arrange::minimum_for(&with(most), None))?.ok().map(carried_out);
+        }
+        Ok(made)
     }
 }
 
