@@ -1,4 +1,4 @@
-"""What the planner is told of a recording: operators, lives, saved tensors, and what can run again.
+"""A recording for the planner: operators, lives, saved tensors, and what can run again.
 
 The planner's process reads this as JSON; storages, saved tensors and ranges are numbers there, by
 their places in lists, and times are places among operators.

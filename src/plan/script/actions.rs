@@ -344,6 +344,10 @@ fn loan_moves(
     times.outs.iter().enumerate().filter_map(way).collect()
 }
 
+/// A parameter, the step of its update, and each of its states that moves, with its tensor and the
+/// place at which it comes.
+type Turn = (String, usize, Vec<(usize, TensorId, usize)>);
+
 /// For each parameter that is updated in backward the states that the plan moves; they come and go
 /// together.
 fn turns(
@@ -353,7 +357,7 @@ fn turns(
     moments: &[Moment],
     times: &BTreeMap<TensorId, Times>,
 ) -> Vec<Move> {
-    let mut moved: Vec<(String, usize, Vec<(usize, TensorId, usize)>)> = Vec::new();
+    let mut moved: Vec<Turn> = Vec::new();
     for (&tensor, times) in times {
         let Is::State(state) = planned.is(world, tensor) else { continue };
         let (Some(_), Some(&back)) = (times.outs.last(), times.ins.last()) else { continue };
@@ -365,7 +369,7 @@ fn turns(
         }
     }
     let end = moments.len();
-    let way = |(_, update, states): (String, usize, Vec<(usize, TensorId, usize)>)| {
+    let way = |(_, update, states): Turn| {
         let comes = states.iter().map(|&(_, t, back)| back.max(plan.comes(t))).min()?;
         let copied =
             states.iter().map(|&(_, t, _)| plan.left(t, update + 1)).max()?.max(update + 1);

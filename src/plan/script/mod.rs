@@ -1,6 +1,5 @@
 //! Plans for a script that runs in PyTorch: the `neap.torch` package records an iteration and what
-//! can move in it ([`problem`]), this module decides, and the package carries out what it is told
-//! ([`actions`]).
+//! can move in it ([`problem`]), this module decides, and the package carries out the [`actions`].
 //!
 //! Only what PyTorch can carry out is planned: activations leave after forward's last use and come
 //! back for backward, optimizer states are on the device for their updates, and calls of modules

@@ -37,9 +37,9 @@ pub struct Problem {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PieceSize {
-    /// About so many bytes of states.
+    /// The bytes of states that it should have.
     pub bytes: u64,
-    /// At most so many parameters.
+    /// The most parameters that it has.
     pub parameters: usize,
 }
 

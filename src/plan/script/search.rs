@@ -363,7 +363,7 @@ impl<'a> Search<'a> {
             let actions = self.actions(&sketch.world, &sketch.planned, events, &program, &run);
             (actions, run.iteration.0)
         };
-        let (mut target, mut made) = (sketch.target, None);
+        let (mut target, mut made) = (if sketch.met { sketch.target } else { self.budget }, None);
         for _ in 0..if sketch.met { 1 } else { TARGETS } {
             made = feasible(arrange::make_for(&with(target), None))?.ok().map(carried_out);
             let Some((actions, _)) = &made else { break };

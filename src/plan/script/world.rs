@@ -38,13 +38,13 @@ pub struct Activation {
 pub struct Change(Vec<i64>);
 
 impl Change {
-    /// Nothing, for so many places.
+    /// Nothing, for `count` places.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self(vec![0; count + 1])
     }
 
-    /// So many bytes more from the first place to before the end.
+    /// Adds bytes that stand from the first place to before the end.
     pub fn stand(&mut self, bytes: i64, first: usize, end: usize) {
         if end > first {
             self.0[first] += bytes;
@@ -196,7 +196,7 @@ impl<'a> World<'a> {
         }
         let pieces = updates::pieces_of_updates(self);
         let mut rerun = vec![0; self.ranges.len()];
-        for place in 0..self.iteration.operators.len() {
+        for (place, count) in pieces.into_iter().enumerate() {
             self.before.push(self.steps.len());
             let mut due = waiting.remove(&place).unwrap_or_default();
             due.sort_by_key(|&number| self.iteration.ranges[self.ranges[number]].order);
@@ -207,7 +207,6 @@ impl<'a> World<'a> {
                 self.steps.extend((range.first..range.cut).map(again));
             }
             self.at.push(self.steps.len());
-            let count = pieces[place];
             let part =
                 |number| Step { origin: place, again: false, piece: Piece { number, count } };
             self.steps.extend((0..count).map(part));
