@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -362,3 +363,36 @@ def test_a_budget_that_no_plan_meets_is_reported() -> None:
         report = fitted.report()
     assert report.predicted_peak_bytes > report.budget_bytes and report.planned > 0, report
     assert not report.met and any("can't be met" in note for note in report.notes), report
+
+
+@pytest.mark.usefixtures("calls_alone")
+def test_what_a_call_needs_to_run_again_leaves_too(tmp_path: Path) -> None:
+    """The inputs of the calls are saved by nothing else, and PyTorch saves them in its own way."""
+    shown = subprocess.run([os.environ["NEAP"], "device", "show", "host", "--json"], capture_output=True)
+    form = json.loads(shown.stdout)
+    # Neither copies nor running again are always quicker.
+    form["link"] = {key: max(value // 10, 1) for key, value in form["link"].items()}
+    device = tmp_path / "link.device.json"
+    device.write_text(json.dumps(form))
+
+    class Waves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.sigmoid(torch.sin(torch.exp(torch.sin(x))))
+
+    layers = [nn.Sequential(nn.Linear(64, 64, bias=False), Waves()) for _ in range(6)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    fitted = neap.torch.fit(model, optimizer, "40%", device=str(device), verbose=False)
+    before = last = 0
+    for _ in range(6):
+        model(torch.randn(256, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        counts = fitted.runtime.counts
+        last, before = counts.swapped_out - before, counts.swapped_out
+    schedule = fitted.schedule
+    assert schedule is not None and schedule.again
+    moved = {one for what, one in sum(schedule.actions.values(), []) if what == "out"}
+    assert moved & {owner for again in schedule.again for _, owner in again.inputs}
+    assert last == len(moved)
+    fitted.close()
