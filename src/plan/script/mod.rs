@@ -3,7 +3,7 @@
 //!
 //! Only what PyTorch can carry out is planned: activations leave after forward's last use and come
 //! back for backward, optimizer states are on the device for their updates, and calls of modules
-//! and operators run again ([`ranges`]). For a set of these [`world`] is the iteration that comes
+//! and operators run again (`ranges.rs`). For a set of these [`world`] is the iteration that comes
 //! of it, [`graph`] makes a job of it for the planner, and [`search`] compares sets.
 
 pub mod actions;

@@ -208,6 +208,9 @@ pub struct Backward {
 #[error("{0} is out of range")]
 pub struct ProblemError(String);
 
+/// More bytes are no storage, and more nanoseconds no operator's, so that no sum overflows.
+const MOST: u64 = 1 << 46;
+
 impl Problem {
     /// Checks that everything that is referred to is there.
     ///
@@ -216,10 +219,22 @@ impl Problem {
     pub fn validate(&self) -> Result<(), ProblemError> {
         let storages = self.storages.len();
         let known = |what: &str, all: &[usize]| within(what, all, storages);
+        let counted = |what: &str, count: u64| {
+            if count <= MOST { Ok(()) } else { Err(ProblemError(format!("{what}, {count},"))) }
+        };
+        for storage in &self.storages {
+            counted("the bytes of a storage", storage.bytes)?;
+        }
         known("a parameter that may leave", &self.lend)?;
         for iteration in [Some(&self.usual), self.soon.as_ref()].into_iter().flatten() {
             let operators = iteration.operators.len();
+            if operators == 0 {
+                return Err(ProblemError("an iteration without operators".to_owned()));
+            }
             for operator in &iteration.operators {
+                counted("an operator's time", operator.ns)?;
+                counted("an operator's workspace", operator.workspace)?;
+                counted("what stands during an operator", operator.standing)?;
                 for list in [&operator.reads, &operator.writes, &operator.makes] {
                     known("a storage of an operator", list)?;
                 }

@@ -224,7 +224,9 @@ fn what_refers_to_nothing_is_refused() {
     let layer = Layer { output: MIB, parameter: 512, ns: 1000, again: true };
     let good = chain(&[layer; 4]);
     assert!(good.validate().is_ok());
-    let damages: [fn(&mut Problem); 6] = [
+    let damages: [fn(&mut Problem); 8] = [
+        |p| p.usual.operators.clear(),
+        |p| p.storages[0].bytes = u64::MAX,
         |p| p.lend.push(99),
         |p| p.usual.operators[0].reads.push(99),
         |p| p.usual.lives[0].let_go = 99,
