@@ -368,7 +368,9 @@ def test_a_budget_that_no_plan_meets_is_reported() -> None:
 @pytest.mark.usefixtures("calls_alone")
 def test_what_a_call_needs_to_run_again_leaves_too(tmp_path: Path) -> None:
     """The inputs of the calls are saved by nothing else, and PyTorch saves them in its own way."""
-    shown = subprocess.run([os.environ["NEAP"], "device", "show", "host", "--json"], capture_output=True)
+    shown = subprocess.run(
+        [os.environ["NEAP"], "device", "show", "host", "--json"], capture_output=True
+    )
     form = json.loads(shown.stdout)
     # Neither copies nor running again are always quicker.
     form["link"] = {key: max(value // 10, 1) for key, value in form["link"].items()}
@@ -392,7 +394,8 @@ def test_what_a_call_needs_to_run_again_leaves_too(tmp_path: Path) -> None:
         last, before = counts.swapped_out - before, counts.swapped_out
     schedule = fitted.schedule
     assert schedule is not None and schedule.again
-    moved = {one for what, one in sum(schedule.actions.values(), []) if what == "out"}
+    done = [action for actions in schedule.actions.values() for action in actions]
+    moved = {one for what, one in done if what == "out"}
     assert moved & {owner for again in schedule.again for _, owner in again.inputs}
     assert last == len(moved)
     fitted.close()

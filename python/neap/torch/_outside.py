@@ -137,7 +137,13 @@ def run(command: list[str], seconds: float, given: str = "") -> tuple[int, str, 
         if _ending.is_set():
             raise TimeoutError("the script ends")
         process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=clean
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            encoding="utf-8",
+            errors="replace",
+            env=clean,
         )
         _running.add(process)
     finally:

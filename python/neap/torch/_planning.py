@@ -36,7 +36,7 @@ _PATIENCE_S = 60
 """Seconds after which a process of neap's that should have answered is ended, for the planner more
 by one for each :data:`_OPERATORS_PER_S` operators. Then the script runs without a plan.
 """
-_OPERATORS_PER_S = 20
+_OPERATORS_PER_S = 5
 
 Bans = Collection[tuple[str, int]]
 
@@ -62,15 +62,28 @@ def executable() -> str:
 
 def _run(command: list[str], seconds: float = _PATIENCE_S, given: str = "") -> str:
     """What one of neap's commands prints, given this on its standard input."""
+    named = " ".join(["neap", *command[1:3]])
     try:
         code, text, error = _outside.run(command, seconds, given)
     except TimeoutError as problem:
-        raise PlanError(f"{command[0]} {command[1]} was ended: {problem}") from None
+        raise PlanError(f"{named} was ended: {problem}") from None
     except OSError as problem:  # Such as an executable that was replaced in the meantime.
         raise PlanError(f"{command[0]} can't be run: {problem.strerror}") from None
     if code != 0:
-        raise PlanError(f"neap {command[1]} failed: {error.strip()}")
+        raise PlanError(f"{named} failed: {error.strip() or f'exit code {code}'}")
     return text
+
+
+def _answered(command: list[str], seconds: float = _PATIENCE_S, given: str = "") -> dict[str, Any]:
+    """The JSON object that one of neap's commands prints."""
+    text = _run(command, seconds, given)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise PlanError(f"{command[0]} is no neap of this version: it answered {text[:80]!r}")
+    return answer
 
 
 class Planner:
@@ -112,7 +125,7 @@ class Planner:
             full = str(folder / "full.graph.json")
             _form.write(_form.graph(found), full)
             times = [self.neap, "script", "times", full, "--device", device]
-            durations: dict[str, int] = json.loads(_run(times, self._seconds))
+            durations: dict[str, int] = _answered(times, self._seconds)
         self.ranges: list[Range] = []
         self._soon_ranges: list[Range] = []
         self.excluded: dict[str, int] = {}
@@ -138,7 +151,7 @@ class Planner:
             PlanError: if it can't be read.
         """
         if self._profile is None:
-            self._profile = json.loads(_run([self.neap, "device", "show", self.device, "--json"]))
+            self._profile = _answered([self.neap, "device", "show", self.device, "--json"])
         return self._profile
 
     def keep_within(self, host: int) -> None:
@@ -216,7 +229,7 @@ class Planner:
                 device = str(folder / "measured.device.json")
                 Path(device).write_text(json.dumps(self._profile))
             command = [self.neap, "script", "plan", "--device", device]
-            answer = json.loads(_run(command, self._seconds, question))
+            answer = _answered(command, self._seconds, question)
         made = self._schedule(answer)
         made.budget_bytes = asked
         if kept is not None:
@@ -246,6 +259,11 @@ class Planner:
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
         return _outside.cache() / "torch" / f"{key.hexdigest()[:32]}.json"
 
+    def _packed(self) -> int:
+        """How many tensors are saved before the iteration's one backward."""
+        which = self.found.which
+        return next(packed for at, packed, *_ in self.recorder.backwards if at == which)
+
     def _schedule(self, answer: dict[str, Any]) -> Schedule:
         """The planner's answer in the terms of PyTorch's hooks."""
         storages, packs = self._problem.storages, saved_tensors(self.recorder, self.found)
@@ -265,7 +283,6 @@ class Planner:
             for parcel, members in enumerate(lent)
             for place, storage in enumerate(members)
         }
-        backward = self._problem.form["backward"]
 
         def owner(storage: Storage | None) -> int | None:
             return None if storage is None else number.get(storage)
@@ -293,7 +310,7 @@ class Planner:
             varies=self.varies,
             lent=[[(s.name, s.bytes) for s in members] for members in lent],
             borrowed={s.place: member[s.storage] for s in packs if s.storage in member},
-            packed=backward["packed"] if lent and backward is not None else 0,
+            packed=self._packed() if lent else 0,
         )
 
 

@@ -23,6 +23,11 @@ def saved_tensors(recorder: Recorder, found: Iteration) -> list[Saved]:
     return [s for s in recorder.packs if s.iteration == found.which]
 
 
+def backwards(recorder: Recorder, found: Iteration) -> list[tuple[int, int]]:
+    """The first operator of each backward of an iteration, and the one after its last."""
+    return [(first, after) for which, _, first, after in recorder.backwards if which == found.which]
+
+
 class Problem:
     """One recording as the planner sees it.
 
@@ -155,13 +160,12 @@ class Problem:
 
 def _backward(recorder: Recorder, found: Iteration) -> dict[str, int] | None:
     """Where backward runs, of an iteration that calls it once."""
-    calls = [c[1:] for c in recorder.backwards if c[0] == found.which]
-    if len(calls) != 1:
+    calls = backwards(recorder, found)
+    if len(calls) != 1 or calls[0][0] < found.start:
         return None
-    packed, begin, end = calls[0]
     count = len(found.nodes)
-    places = found.place.get(begin, count), found.place.get(end, count)
-    return {"packed": packed, "begin": places[0], "end": places[1]}
+    begin, end = (found.place.get(op, count) for op in calls[0])
+    return {"begin": begin, "end": end} if begin <= end else None
 
 
 def _multi_tensor(recorder: Recorder) -> bool:

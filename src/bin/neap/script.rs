@@ -74,13 +74,13 @@ pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
                 .zip(&latencies)
                 .map(|(operator, latency)| (&*operator.name, latency.time.0))
                 .collect();
-            output::data(&format!("{}\n", serde_json::to_string(&times)?))?;
+            output::raw(&serde_json::to_vec(&times)?)?;
         }
         Question::Plan { device } => {
             let Asked { problem, ask } = Asked::read()?;
             let ask = ask.context("stdin: it asks for nothing")?;
             let answer = script::plan(&problem, &profile::load(device)?, &ask)?;
-            output::data(&format!("{}\n", serde_json::to_string(&answer)?))?;
+            output::raw(&serde_json::to_vec(&answer)?)?;
         }
         Question::Graph { output } => {
             let problem = Asked::read()?.problem;

@@ -36,7 +36,7 @@ pub type Action = (&'static str, usize);
 pub struct Actions {
     /// The storage of each activation that moves; actions name activations by number.
     pub moved: Vec<usize>,
-    /// In the order of their first action.
+    /// By point.
     pub actions: Vec<(&'static str, usize, Vec<Action>)>,
     /// The states that stay on the host between their updates, by the names of whole states.
     pub away: Vec<String>,
@@ -208,11 +208,15 @@ impl Actions {
     /// Notes what is done at each point.
     fn write(&mut self, planned: &Planned, moments: &[Moment], moves: Vec<Move>) {
         let mut parcels: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut at: BTreeMap<(&'static str, usize), Vec<Action>> = BTreeMap::new();
+        let mut act = |Point(kind, number): Point, action: Action| {
+            at.entry((kind, number)).or_default().push(action);
+        };
         for Move { what, out, drop, back, .. } in moves {
             match what {
                 What::Activation(one) => {
                     for (what, moment) in [("out", out), ("drop", drop), ("in", back)] {
-                        self.act(moments[moment].point, (what, one));
+                        act(moments[moment].point, (what, one));
                     }
                 }
                 What::Loan(loan, home) => {
@@ -224,27 +228,22 @@ impl Actions {
                     for (what, moment) in ways {
                         // After backward all come back in any case.
                         if moments[moment].point != AFTER {
-                            self.act(moments[moment].point, (what, one));
+                            act(moments[moment].point, (what, one));
                         }
                     }
                 }
                 What::Turn(states, come) => {
                     self.turns.push(states);
                     let one = self.turns.len() - 1;
-                    self.act(moments[come].point, ("come", one));
+                    act(moments[come].point, ("come", one));
                     if let Some(moment) = moments.get(drop) {
-                        self.act(moment.point, ("go", one));
+                        act(moment.point, ("go", one));
                     }
                 }
             }
         }
-    }
-
-    fn act(&mut self, Point(kind, number): Point, action: Action) {
-        match self.actions.iter_mut().find(|(k, n, _)| *k == kind && *n == number) {
-            Some((_, _, actions)) => actions.push(action),
-            None => self.actions.push((kind, number, vec![action])),
-        }
+        self.actions =
+            at.into_iter().map(|((kind, number), actions)| (kind, number, actions)).collect();
     }
 }
 

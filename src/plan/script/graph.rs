@@ -167,7 +167,7 @@ fn operand(tensor: usize, version: u32) -> Operand {
     Operand { tensor: TensorId::of(tensor), version, dtype: Dtype::U8, offset: 0, shape, stride }
 }
 
-/// The names of all states that may leave with one of those that do: a parameter's leave together.
+/// Which states leave if these do: those of a parameter leave together.
 #[must_use]
 pub fn leaving_together(world: &World<'_>, moved: &BTreeSet<usize>) -> Vec<bool> {
     let owners: BTreeSet<String> = moved.iter().map(|&state| parameter(world, state)).collect();
@@ -181,7 +181,6 @@ pub fn parameter(world: &World<'_>, state: usize) -> String {
     name.split_once(':').map_or(&**name, |(_, parameter)| parameter).to_owned()
 }
 
-/// The steps by the places of the recording, for names.
 impl World<'_> {
     /// The name of a step, unique in the world.
     #[must_use]

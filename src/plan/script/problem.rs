@@ -195,8 +195,6 @@ pub struct Range {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Backward {
-    /// How many tensors are saved before it.
-    pub packed: usize,
     /// Its first operator.
     pub begin: usize,
     /// The place after its last.
@@ -208,7 +206,7 @@ pub struct Backward {
 #[error("{0} is out of range")]
 pub struct ProblemError(String);
 
-/// More bytes are no storage, and more nanoseconds no operator's, so that no sum overflows.
+/// More bytes are no storage, and more nanoseconds no operator's.
 const MOST: u64 = 1 << 46;
 
 impl Problem {
@@ -269,6 +267,7 @@ impl Problem {
         if let Some(backward) = self.backward {
             let places = [backward.begin, backward.end];
             within("the place of backward", &places, self.usual.operators.len() + 1)?;
+            within("the first operator of backward", &[backward.begin], backward.end + 1)?;
         }
         Ok(())
     }

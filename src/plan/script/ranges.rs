@@ -60,7 +60,9 @@ pub fn families(problem: &Problem, iteration: &Iteration, usable: &[usize]) -> V
     let calls: BTreeSet<usize> =
         usable.iter().copied().filter(|&n| iteration.ranges[n].call.is_some()).collect();
     let outer = |number: usize| iteration.ranges[number].inside;
-    let roots: Vec<usize> = calls.iter().copied().filter(|&n| outer(n).is_none()).collect();
+    let all = 0..iteration.ranges.len();
+    let is_root = |&n: &usize| iteration.ranges[n].call.is_some() && outer(n).is_none();
+    let roots: Vec<usize> = all.filter(is_root).collect();
     let bytes = |number: usize| iteration.ranges[number].bytes(problem);
     let total: u64 = roots.iter().map(|&root| bytes(root)).sum();
     let mut found: Vec<Vec<usize>> = Vec::new();

@@ -57,22 +57,39 @@ const fn worth(met: bool, peak: u64, time: u64) -> Worth {
     if met { (false, time, peak) } else { (true, peak, time) }
 }
 
-/// A plan of a world.
-struct Made<'a> {
-    world: World<'a>,
-    planned: Planned,
+/// A plan as the package carries it out.
+struct Found {
     actions: Actions,
     time: u64,
     /// Whether the actions keep to the budget.
     met: bool,
-    /// What the planner was given of the budget: bytes that it gives back at once stand until the
-    /// next point at which the package acts.
+    /// What the planner was given of the budget.
     target: u64,
+}
+
+impl Found {
+    const fn worth(&self) -> Worth {
+        worth(self.met, self.actions.peak_bytes, self.time)
+    }
+}
+
+/// A plan of a world.
+struct Made<'a> {
+    world: World<'a>,
+    planned: Planned,
+    found: Found,
 }
 
 impl Made<'_> {
     const fn worth(&self) -> Worth {
-        worth(self.met, self.actions.peak_bytes, self.time)
+        self.found.worth()
+    }
+
+    /// Takes another plan of the same world, if it is better.
+    fn improve(&mut self, other: Option<Found>) {
+        if let Some(other) = other.filter(|other| other.worth() < self.worth()) {
+            self.found = other;
+        }
     }
 }
 
@@ -116,13 +133,13 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
         Search { problem, iteration, way, device, budget, divisible, effort, tried }.best(banned)
     };
     let mut best = search(usual)?;
-    if !best.met && !problem.lend.is_empty() {
+    if !best.found.met && !problem.lend.is_empty() && problem.backward.is_some() {
         best = better(best, search(Way { lend: true, ..usual })?);
     }
     if problem.soon.is_some() {
         best = better(best, search(early)?);
     }
-    let Made { world, actions, time, met, .. } = best;
+    let Made { world, found: Found { actions, time, met, .. }, .. } = best;
     Ok(Answer {
         met,
         early: world.way.early,
@@ -141,18 +158,21 @@ fn better<'a>(one: Made<'a>, other: Made<'a>) -> Made<'a> {
 impl<'a> Search<'a> {
     /// The best plan, of sets without these ranges.
     fn best(mut self, banned: &[usize]) -> Result<Made<'a>, ScriptError> {
+        let banned: BTreeSet<usize> = banned.iter().copied().collect();
+        let all = 0..self.iteration.ranges.len();
+        let usable: Vec<usize> = all.filter(|number| !banned.contains(number)).collect();
         let nothing = self.sketch(Vec::new())?;
-        if !nothing.met || nothing.time > self.at_most(FREE) {
-            self.compare_sets(banned)?;
+        self.tried.insert(Key::new(), nothing.worth());
+        if !nothing.found.met || nothing.found.time > self.at_most(FREE) {
+            self.compare_sets(&usable)?;
         }
-        self.tried.entry(Key::new()).or_insert(nothing.worth());
         let mut sets: Vec<(Worth, Vec<usize>)> = std::mem::take(&mut self.tried)
             .into_iter()
             .map(|(set, worth)| (worth, set.into_iter().collect()))
             .collect();
         sets.sort();
         sets.truncate(FINALISTS);
-        let made = in_parallel(sets.len(), |at| self.carefully(&sets[at].1));
+        let made = in_parallel(sets.len(), |at| self.carefully(&sets[at].1, usable.is_empty()));
         let mut best = nothing;
         for made in made {
             best = better(best, made?);
@@ -162,14 +182,11 @@ impl<'a> Search<'a> {
 
     /// A time in thousandths of that without a plan.
     fn at_most(&self, thousandths: u64) -> u64 {
-        self.iteration.operators.iter().map(|o| o.ns).sum::<u64>() / 1000 * thousandths
+        self.iteration.operators.iter().map(|o| o.ns).sum::<u64>() * thousandths / 1000
     }
 
     /// Sketches sets of ranges, those that follow from what came of others.
-    fn compare_sets(&mut self, banned: &[usize]) -> Result<(), ScriptError> {
-        let banned: BTreeSet<usize> = banned.iter().copied().collect();
-        let all = 0..self.iteration.ranges.len();
-        let usable: Vec<usize> = all.filter(|number| !banned.contains(number)).collect();
+    fn compare_sets(&mut self, usable: &[usize]) -> Result<(), ScriptError> {
         let range = |number: usize| &self.iteration.ranges[number];
         let is_call = |number: &usize| range(*number).call.is_some();
         // Operators give back most for their time, so these come first, and stay beside calls.
@@ -186,7 +203,7 @@ impl<'a> Search<'a> {
             calls.iter().copied().chain(fits).collect::<Vec<_>>()
         };
         let iteration = self.iteration;
-        for family in families(self.problem, iteration, &usable) {
+        for family in families(self.problem, iteration, usable) {
             let order = by_worth(self.problem, self.way, &family);
             best = self.along(&order, |calls| beside(calls, &made))?.min(best);
         }
@@ -197,7 +214,7 @@ impl<'a> Search<'a> {
             best = self.along(&left, with)?.min(best);
         }
         for _ in 0..ROUNDS {
-            let sets = self.neighbours(&best.1, &usable);
+            let sets = self.neighbours(&best.1, usable);
             match self.attempt(sets)?.into_iter().min() {
                 Some(better) if better.0 < best.0 => best = better,
                 _ => break,
@@ -291,23 +308,42 @@ impl<'a> Search<'a> {
         let method = Method::Neap(neap::Options { stream, linger, ..options(0, false) });
         let Planned { graph, latencies, .. } = &planned;
         let (link, pinned) = (&self.device.link, self.device.pinned_bytes);
-        let mut target = self.budget;
-        for attempt in 1.. {
+        let defect = |e: &dyn ToString| PlanError::Defect(e.to_string());
+        let found = self.lowering(self.budget, |target| {
             let given = Given { graph, latencies, link, pinned, target: target / 512 * 512 };
             let decided = method.decide(&given, &mut Memory::Nothing);
             let events = decided.emitted.events;
-            let defect = |e: &dyn ToString| PlanError::Defect(e.to_string());
             let program = Program::new(graph, latencies, &events).map_err(|e| defect(&e))?;
             let run = engine::nominal(&program, link).map_err(|e| defect(&e))?;
             let actions = self.actions(&world, &planned, &events, &program, &run);
+            Ok(Some((actions, run.iteration.0, decided.reached)))
+        })?;
+        let found = found.ok_or_else(|| defect(&"it decided nothing"))?;
+        Ok(Made { world, planned, found })
+    }
+
+    /// The best of the plans for ever lower targets: what a plan gives back at once stands until
+    /// the next point at which the package acts. `plan` gives actions, their time, and whether a
+    /// lower target may help.
+    fn lowering(
+        &self,
+        mut target: u64,
+        mut plan: impl FnMut(u64) -> Result<Option<(Actions, u64, bool)>, ScriptError>,
+    ) -> Result<Option<Found>, ScriptError> {
+        let mut best: Option<Found> = None;
+        for _ in 0..TARGETS {
+            let Some((actions, time, may_be_lower)) = plan(target)? else { break };
             let over = actions.peak_bytes.saturating_sub(self.budget);
-            if over == 0 || !decided.reached || attempt == TARGETS || over >= target {
-                let (time, met) = (run.iteration.0, over == 0);
-                return Ok(Made { world, planned, actions, time, met, target });
+            let found = Found { met: over == 0, actions, time, target };
+            if best.as_ref().is_none_or(|best| found.worth() < best.worth()) {
+                best = Some(found);
+            }
+            if over == 0 || !may_be_lower || over.saturating_add(LEAST) > target {
+                break;
             }
             target -= over;
         }
-        unreachable!("the last attempt returns")
+        Ok(best)
     }
 
     /// What carries out a plan.
@@ -324,34 +360,26 @@ impl<'a> Search<'a> {
     }
 
     /// The best plan for a set of ranges that the usual effort finds; where none fits, the lowest.
-    fn carefully(&self, set: &[usize]) -> Result<Made<'a>, ScriptError> {
+    fn carefully(&self, set: &[usize], all_banned: bool) -> Result<Made<'a>, ScriptError> {
         let mut best = self.sketch(set.to_vec())?;
-        if self.effort == 0 && best.met {
+        if self.effort == 0 && best.found.met {
             return Ok(best);
         }
-        let mut methods = vec![options(self.effort, true)];
+        best.improve(self.made(&best, options(self.effort, true))?);
         // Swaps alone are many. Often fewer are as quick, and each costs the host its time.
-        if self.iteration.ranges.is_empty() {
-            methods.push(neap::Options { min_swap: LARGER, ..options(self.effort, true) });
-        }
-        for options in methods {
-            let made = self.made(&best, options)?;
-            if let Some((actions, time)) = made {
-                let met = actions.peak_bytes <= self.budget;
-                if worth(met, actions.peak_bytes, time) < best.worth() {
-                    best = Made { actions, time, met, ..best };
-                }
-            }
+        if all_banned && best.found.met {
+            let fewer = neap::Options { min_swap: LARGER, ..options(self.effort, true) };
+            best.improve(self.made(&best, fewer)?);
         }
         Ok(best)
     }
 
-    /// A plan by these options, if there is one, with its time.
+    /// A plan by these options, if there is one.
     fn made(
         &self,
         sketch: &Made<'_>,
         options: neap::Options,
-    ) -> Result<Option<(Actions, u64)>, ScriptError> {
+    ) -> Result<Option<Found>, ScriptError> {
         let Planned { graph, latencies, .. } = &sketch.planned;
         let with = |budget: u64| Request {
             method: Method::Neap(options.clone()),
@@ -361,23 +389,24 @@ impl<'a> Search<'a> {
             let budget::Planned { plan, program, run, .. } = made.planned;
             let events = &plan.jobs[0].events;
             let actions = self.actions(&sketch.world, &sketch.planned, events, &program, &run);
-            (actions, run.iteration.0)
+            (actions, run.iteration.0, true)
         };
-        let (mut target, mut made) = (if sketch.met { sketch.target } else { self.budget }, None);
-        for _ in 0..if sketch.met { 1 } else { TARGETS } {
-            made = feasible(arrange::make_for(&with(target), None))?.ok().map(carried_out);
-            let Some((actions, _)) = &made else { break };
-            let over = actions.peak_bytes.saturating_sub(self.budget);
-            if over == 0 || over >= target {
-                break;
-            }
-            target -= over;
+        let from = if sketch.found.met { sketch.found.target } else { self.budget };
+        let made = self.lowering(from, |target| {
+            Ok(feasible(arrange::make_for(&with(target), None))?.ok().map(carried_out))
+        })?;
+        if sketch.found.met || made.as_ref().is_some_and(|made| made.met) {
+            return Ok(made);
         }
-        if made.is_none() && !sketch.met {
-            let most = 2 * sketch.world.peak().max(self.budget);
-            made = feasible(arrange::minimum_for(&with(most), None))?.ok().map(carried_out);
-        }
-        Ok(made)
+        let most = 2 * sketch.world.peak().max(self.budget);
+        let lowest = feasible(arrange::minimum_for(&with(most), None))?.ok().map(carried_out);
+        let lowest = lowest.map(|(actions, time, _)| Found {
+            met: actions.peak_bytes <= self.budget,
+            actions,
+            time,
+            target: from,
+        });
+        Ok(made.into_iter().chain(lowest).min_by_key(Found::worth))
     }
 }
 

@@ -3,6 +3,7 @@
 //! the step in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use super::problem::{Phase, Role};
 use super::world::{Step, World};
@@ -182,23 +183,27 @@ fn written_states(world: &World<'_>, step: &Step) -> u64 {
 }
 
 /// For each update the steps while which its states are on the device.
+pub type Here = BTreeMap<usize, Rc<[usize]>>;
+
+/// See [`Here`].
 #[must_use]
-pub fn here(world: &World<'_>, calls: &[Vec<usize>]) -> BTreeMap<usize, Vec<usize>> {
+pub fn here(world: &World<'_>, calls: &[Vec<usize>]) -> Here {
     let reach = usize::from(world.way.ahead);
     let mut found = BTreeMap::new();
     for (number, call) in calls.iter().enumerate() {
         let near = &calls[number.saturating_sub(reach)..(number + reach + 1).min(calls.len())];
-        let places: Vec<usize> = near.iter().flatten().copied().collect();
-        found.extend(call.iter().map(|&place| (place, places.clone())));
+        let places: Rc<[usize]> = near.iter().flatten().copied().collect();
+        found.extend(call.iter().map(|&place| (place, Rc::clone(&places))));
     }
     found
 }
 
 /// The steps while which a state is on the device, ascending.
 #[must_use]
-pub fn while_here(state: &State, here: &BTreeMap<usize, Vec<usize>>) -> BTreeSet<usize> {
-    let own = |&place: &usize| here.get(&place).cloned().unwrap_or_else(|| vec![place]);
-    state.uses.iter().flat_map(own).collect()
+pub fn while_here(state: &State, here: &Here) -> BTreeSet<usize> {
+    let mut places: BTreeSet<usize> = state.uses.iter().copied().collect();
+    places.extend(state.uses.iter().filter_map(|place| here.get(place)).flat_map(|near| &**near));
+    places
 }
 
 /// The least bytes that stand during the optimizer's step when all states are away that can be:
@@ -242,13 +247,14 @@ pub fn standing(world: &World<'_>, moved: &[bool], divisible: bool) -> Vec<i64> 
     for (place, more) in scratch(world, &calls) {
         found[place] += more;
     }
+    let mut away = 0;
     for (state, _) in world.states.iter().zip(moved).filter(|(_, moved)| **moved) {
-        let places = while_here(state, &here);
-        for (place, bytes) in found.iter_mut().enumerate() {
-            if !places.contains(&place) {
-                *bytes -= state.blocks().cast_signed();
-            }
+        let bytes = state.blocks().cast_signed();
+        away += bytes;
+        for place in while_here(state, &here) {
+            found[place] += bytes;
         }
     }
+    found.iter_mut().for_each(|bytes| *bytes -= away);
     found
 }
