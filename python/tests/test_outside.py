@@ -131,6 +131,25 @@ def test_a_planner_that_hangs_does_not_make_training_wait(
             os.kill(pid, 0)
 
 
+@pytest.mark.parametrize(
+    "does, says",
+    [
+        ("echo hello", "it answered 'hello"),
+        ("echo '[1]'", "it answered '[1]"),
+        ("kill -9 $$", "exit code -9"),
+        ("echo damaged >&2; exit 2", "failed: damaged"),
+    ],
+)
+def test_an_answer_that_is_none_leaves_the_script_without_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neap: str, does: str, says: str
+) -> None:
+    """The times are right, the plan is not."""
+    asked = f'[ "$2" = plan ] || exec {neap} "$@"; cat > /dev/null; {does}'
+    monkeypatch.setenv("NEAP", fake(tmp_path, asked))
+    report, schedule = train()
+    assert schedule is None and any(says in one for one in report.notes), report.notes
+
+
 @pytest.fixture
 def heeds_hangups() -> Iterator[None]:
     """Tests that were started with nohup ignore the signal, and so would what they start."""

@@ -85,7 +85,7 @@ class Margin:
                 return None
             if self._best is None or schedule.iteration_ns < self._best.iteration_ns:
                 self._best, self._fitted = schedule, left
-            if self._failed is None:
+            if self._failed is None or -over < schedule.budget_bytes // 40:
                 return self._back(schedule)
         span = self._fitted - self._failed
         if self._refined >= _REFINEMENTS or span < schedule.budget_bytes // 50:
