@@ -14,7 +14,7 @@ pub struct Gaps {
 }
 
 impl Gaps {
-    /// So many gaps, all kept.
+    /// `count` gaps, all kept.
     #[must_use]
     pub const fn kept(count: usize) -> Self {
         Self { count, others: Vec::new() }

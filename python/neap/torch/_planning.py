@@ -19,7 +19,7 @@ import torch
 from neap.torch import _form, _outside, _states
 from neap.torch._early import updated
 from neap.torch._graph import Iteration
-from neap.torch._problem import Problem, saved_tensors
+from neap.torch._problem import Problem
 from neap.torch._ranges import Range, candidates, operators
 from neap.torch._recorder import Recorder
 from neap.torch._remake import Remake
@@ -140,8 +140,9 @@ class Planner:
         """The device with its link as measured, once it was."""
         self._link: dict[str, int] | None = None
         """Its link alone, once this script has only a part of it."""
-        self.unplanned = max(found.peak, *found.resident())
-        self.unplanned_ns = sum(durations.get(n.name, 1000) for n in found.nodes)
+        usual = self._problem.form["usual"]["operators"]
+        self.unplanned = max(found.peak, *(operator["standing"] for operator in usual))
+        self.unplanned_ns = sum(operator["ns"] for operator in usual)
 
     @property
     def profile(self) -> dict[str, Any]:
@@ -248,10 +249,9 @@ class Planner:
         about = Path(self.neap).stat()
         profile = Path(self.device)
         key.update(profile.read_bytes() if profile.is_file() else self.device.encode())
-        packs = saved_tensors(self.recorder, self.found)
         rest = [
             torch.__version__,
-            [(str(s.view), s.node) for s in packs],
+            [(str(s.view), s.node) for s in self._problem.packs],
             [one.key for one in (*self.ranges, *self._soon_ranges)],
             self._profile,
             self.varies,
@@ -259,14 +259,9 @@ class Planner:
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
         return _outside.cache() / "torch" / f"{key.hexdigest()[:32]}.json"
 
-    def _packed(self) -> int:
-        """How many tensors are saved before the iteration's one backward."""
-        which = self.found.which
-        return next(packed for at, packed, *_ in self.recorder.backwards if at == which)
-
     def _schedule(self, answer: dict[str, Any]) -> Schedule:
         """The planner's answer in the terms of PyTorch's hooks."""
-        storages, packs = self._problem.storages, saved_tensors(self.recorder, self.found)
+        storages, packs = self._problem.storages, self._problem.packs
         ranges = self._soon_ranges if answer["early"] else self.ranges
         ranges = [ranges[number] for number in answer["ranges"]]
         moved = [storages[number] for number in answer["moved"]]
@@ -310,7 +305,7 @@ class Planner:
             varies=self.varies,
             lent=[[(s.name, s.bytes) for s in members] for members in lent],
             borrowed={s.place: member[s.storage] for s in packs if s.storage in member},
-            packed=self._packed() if lent else 0,
+            packed=self._problem.packed if lent else 0,
         )
 
 

@@ -18,16 +18,6 @@ from neap.torch._storage import Saved, Storage
 _ROLES = {"parameter": "parameter", "optimizer_state": "optimizer_state"}
 
 
-def saved_tensors(recorder: Recorder, found: Iteration) -> list[Saved]:
-    """What autograd saved in an iteration, in order."""
-    return [s for s in recorder.packs if s.iteration == found.which]
-
-
-def backwards(recorder: Recorder, found: Iteration) -> list[tuple[int, int]]:
-    """The first operator of each backward of an iteration, and the one after its last."""
-    return [(first, after) for which, _, first, after in recorder.backwards if which == found.which]
-
-
 class Problem:
     """One recording as the planner sees it.
 
@@ -41,6 +31,8 @@ class Problem:
         move_states: whether optimizer states may stay on the host between steps.
 
     Attributes:
+        packs: what autograd saved in the iteration, in order.
+        packed: how many of these are saved before backward begins, where it runs once.
         storages: every storage, by its number in the problem.
         form: the problem as the planner's process reads it.
     """
@@ -55,7 +47,9 @@ class Problem:
         durations: dict[str, int],
         move_states: bool,
     ) -> None:
-        self._packs = saved_tensors(recorder, found)
+        self.packs: list[Saved] = [s for s in recorder.packs if s.iteration == found.which]
+        calls = [c[1:] for c in recorder.backwards if c[0] == found.which]
+        self.packed = calls[0][0] if len(calls) == 1 else 0
         self._durations = durations
         iterations = [(found, ranges), *([soon] if soon is not None else [])]
         known: set[Storage] = set(lend)
@@ -65,7 +59,7 @@ class Problem:
                 known.update(node.reads, node.writes, node.makes)
             for one in several:
                 known.update(one.brings, one.inputs)
-        known.update(s.storage for s in self._packs if s.storage is not None)
+        known.update(s.storage for s in self.packs if s.storage is not None)
         self.storages = sorted(known, key=lambda s: s.number)
         self._number = {storage: n for n, storage in enumerate(self.storages)}
         forms = [self._iteration(iteration, several) for iteration, several in iterations]
@@ -83,7 +77,7 @@ class Problem:
             "usual": forms[0],
             "soon": forms[1] if soon is not None else None,
             "lend": self._numbers(sorted(lend, key=lambda s: s.number)),
-            "backward": _backward(recorder, found),
+            "backward": _backward(found, *calls[0][1:]) if len(calls) == 1 else None,
             "multi_tensor": _multi_tensor(recorder),
             "move_states": move_states,
             "smallest": _states.SMALLEST,
@@ -112,7 +106,7 @@ class Problem:
                 for node, standing in zip(found.nodes, found.resident())
             ],
             "lives": [self._life(found, life) for life in found.lives.values()],
-            "packs": [self._pack(found, saved) for saved in self._packs],
+            "packs": [self._pack(found, saved) for saved in self.packs],
             "ranges": [self._range(one, inside.get(id(one))) for one in ranges],
         }
 
@@ -158,13 +152,12 @@ class Problem:
         }
 
 
-def _backward(recorder: Recorder, found: Iteration) -> dict[str, int] | None:
-    """Where backward runs, of an iteration that calls it once."""
-    calls = backwards(recorder, found)
-    if len(calls) != 1 or calls[0][0] < found.start:
+def _backward(found: Iteration, first: int, after: int) -> dict[str, int] | None:
+    """Where backward runs, if that lies within the iteration."""
+    if first < found.start:
         return None
     count = len(found.nodes)
-    begin, end = (found.place.get(op, count) for op in calls[0])
+    begin, end = found.place.get(first, count), found.place.get(after, count)
     return {"begin": begin, "end": end} if begin <= end else None
 
 

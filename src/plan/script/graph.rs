@@ -65,7 +65,7 @@ pub fn graph(world: &World<'_>, divisible: bool) -> Result<Planned, GraphError> 
     let mut change = Change::new(count);
     let mut touches: Vec<Vec<Touch>> = vec![Vec::new(); count];
     let mut makes: Vec<Vec<usize>> = vec![Vec::new(); count];
-    let (states, held) = (world.states.len(), world.states.len());
+    let states = world.states.len();
     let mut tensors = Vec::with_capacity(states + 1 + loans.len() + world.movable.len());
     let written = |place: usize, members: &[usize]| {
         let step = &world.steps[place];
@@ -106,7 +106,7 @@ pub fn graph(world: &World<'_>, divisible: bool) -> Result<Planned, GraphError> 
         let name = state.part.map_or_else(|| name.clone(), |part| part_of(name, part));
         tensors.push(tensor(name, Role::OptimizerState, state.bytes));
     }
-    debug_assert_eq!(tensors.len(), held);
+    let held = tensors.len();
     tensors.push(tensor("held".to_owned(), Role::Buffer, constant));
     tensors.extend(loans.iter().map(|l| tensor(l.name.clone(), Role::Parameter, l.bytes)));
     tensors.extend(world.movable.iter().map(|one| {

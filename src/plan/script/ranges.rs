@@ -21,6 +21,12 @@ impl Range {
         iteration.operators[self.first..self.cut].iter().map(|operator| operator.ns).sum()
     }
 
+    /// What giving back these bytes is worth for its time: bytes for a million nanoseconds.
+    #[must_use]
+    pub fn worth(&self, bytes: u64, iteration: &Iteration) -> u128 {
+        u128::from(bytes) * 1_000_000 / (u128::from(self.time(iteration)) + 1)
+    }
+
     /// Whether an operator may run again where these calls do: none of them runs it or saves its
     /// output, and none needs that as an argument.
     #[must_use]
@@ -95,9 +101,7 @@ pub fn by_worth(problem: &Problem, way: Way, family: &[usize]) -> Vec<usize> {
     left.sort_by_key(|&number| std::cmp::Reverse(range(number).first));
     let mut chosen: Vec<usize> = Vec::new();
     while !left.is_empty() {
-        let worth = |bytes: u64, number: usize| {
-            u128::from(bytes) * 1_000_000 / (u128::from(range(number).time(iteration)) + 1)
-        };
+        let worth = |bytes: u64, number: usize| range(number).worth(bytes, iteration);
         let mut gains = vec![0];
         if family.len() <= FEW {
             let with = |number: usize| peak([&chosen[..], &[number]].concat());

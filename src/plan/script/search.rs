@@ -53,10 +53,6 @@ const LARGER: Bytes = Bytes(2 << 20);
 /// How good a plan is, smaller being better: first what fits, by time; else by peak.
 type Worth = (bool, u64, u64);
 
-const fn worth(met: bool, peak: u64, time: u64) -> Worth {
-    if met { (false, time, peak) } else { (true, peak, time) }
-}
-
 /// A plan as the package carries it out.
 struct Found {
     actions: Actions,
@@ -69,7 +65,8 @@ struct Found {
 
 impl Found {
     const fn worth(&self) -> Worth {
-        worth(self.met, self.actions.peak_bytes, self.time)
+        let peak = self.actions.peak_bytes;
+        if self.met { (false, self.time, peak) } else { (true, peak, self.time) }
     }
 }
 
@@ -227,10 +224,8 @@ impl<'a> Search<'a> {
     /// operator more, those first that give back most.
     fn neighbours(&self, set: &[usize], usable: &[usize]) -> Vec<Vec<usize>> {
         let range = |number: usize| &self.iteration.ranges[number];
-        let worth = |number: usize| {
-            let time = u128::from(range(number).time(self.iteration)) + 1;
-            u128::from(range(number).bytes(self.problem)) * 1_000_000 / time
-        };
+        let worth =
+            |number: usize| range(number).worth(range(number).bytes(self.problem), self.iteration);
         let mut inside = set.to_vec();
         inside.sort_by_key(|&number| (worth(number), Reverse(range(number).first)));
         // What is last in forward often gives nothing back: it is there again when memory is full.
@@ -294,15 +289,10 @@ impl<'a> Search<'a> {
         Ok(sets.into_iter().map(|set| (self.tried[&key(&set)], set)).collect())
     }
 
-    fn world(&self, set: Vec<usize>) -> Result<(World<'a>, Planned), ScriptError> {
-        let world = World::new(self.problem, self.way, set);
-        let planned = graph(&world, self.divisible)?;
-        Ok((world, planned))
-    }
-
     /// The planner's first choice for a set of ranges.
     fn sketch(&self, set: Vec<usize>) -> Result<Made<'a>, ScriptError> {
-        let (world, planned) = self.world(set)?;
+        let world = World::new(self.problem, self.way, set);
+        let planned = graph(&world, self.divisible)?;
         // Streaming is a search of its own, and hardly changes which set is best.
         let (stream, linger) = (false, false);
         let method = Method::Neap(neap::Options { stream, linger, ..options(0, false) });
@@ -389,23 +379,21 @@ impl<'a> Search<'a> {
             let budget::Planned { plan, program, run, .. } = made.planned;
             let events = &plan.jobs[0].events;
             let actions = self.actions(&sketch.world, &sketch.planned, events, &program, &run);
-            (actions, run.iteration.0, true)
+            (actions, run.iteration.0)
         };
         let from = if sketch.found.met { sketch.found.target } else { self.budget };
         let made = self.lowering(from, |target| {
-            Ok(feasible(arrange::make_for(&with(target), None))?.ok().map(carried_out))
+            let made = feasible(arrange::make_for(&with(target), None))?.ok().map(carried_out);
+            Ok(made.map(|(actions, time)| (actions, time, true)))
         })?;
         if sketch.found.met || made.as_ref().is_some_and(|made| made.met) {
             return Ok(made);
         }
         let most = 2 * sketch.world.peak().max(self.budget);
-        let lowest = feasible(arrange::minimum_for(&with(most), None))?.ok().map(carried_out);
-        let lowest = lowest.map(|(actions, time, _)| Found {
-            met: actions.peak_bytes <= self.budget,
-            actions,
-            time,
-            target: from,
-        });
+        let lowest = self.lowering(from, |_| {
+            let made = feasible(arrange::minimum_for(&with(most), None))?.ok().map(carried_out);
+            Ok(made.map(|(actions, time)| (actions, time, false)))
+        })?;
         Ok(made.into_iter().chain(lowest).min_by_key(Found::worth))
     }
 }
