@@ -315,9 +315,10 @@ pub struct Record {
     pub losses: Vec<f32>,
     /// How long each iteration took on the device; on a GPU until the next one began.
     pub iteration_ns: Vec<Nanos>,
-    /// How long each iteration took by the host's clock, until the next could begin.
+    /// How long each iteration of a job that is alone took by the host's clock, until the next could
+    /// begin.
     pub wall_ns: Vec<Nanos>,
-    /// How long it took in each iteration until all items were enqueued.
+    /// How long it took in each of these until all items were enqueued.
     pub submit_ns: Vec<Nanos>,
     /// In how many iterations items were timed.
     pub timed: u32,
@@ -372,14 +373,17 @@ impl Executor<'_> {
             for &item in &self.script.order {
                 device.enqueue(item)?;
             }
-            record.submit_ns.push(passed());
+            let submitted = passed();
             device.finish(&mut measured)?;
             if let Some(before) = record.iteration_ns.last_mut().filter(|_| self.alone) {
                 *before += measured.gap;
             }
             self.note(&measured, record);
             let stops = boundary(iteration, &measured);
-            record.wall_ns.push(passed());
+            if self.alone {
+                record.submit_ns.push(submitted);
+                record.wall_ns.push(passed());
+            }
             if stops {
                 return Ok(iteration + 1);
             }

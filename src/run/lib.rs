@@ -232,9 +232,10 @@ pub struct Outcome {
     /// How long each iteration took on the device; on a GPU until the next one began, unless other
     /// jobs run too.
     pub iteration_ns: Vec<Nanos>,
-    /// How long each iteration took by the host's clock, what lies between two included.
+    /// How long each iteration took by the host's clock, what lies between two included; none where
+    /// other jobs run too.
     pub wall_ns: Vec<Nanos>,
-    /// How long the host took in each iteration to put all work on the device's streams.
+    /// How long the host took in each of these to put all work on the device's streams.
     pub submit_ns: Vec<Nanos>,
     /// In how many iterations operators and copies were timed.
     pub timed_iterations: u32,

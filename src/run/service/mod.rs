@@ -103,6 +103,8 @@ pub struct Options<'a> {
     /// By how much the sum of a job's operators or of the link's copies must change for that, in
     /// thousandths.
     pub threshold_per_mille: u64,
+    /// Whether the report has all events. There are several for each iteration.
+    pub events: bool,
 }
 
 /// Why the service did not start, or stopped.
@@ -242,7 +244,7 @@ pub fn serve(
             scheduler,
             seats: Vec::new(),
             started: Instant::now(),
-            records: Records::default(),
+            records: Records::new(options.events),
             feedback: Feedback::new(options.device, options.threshold_per_mille),
             is_planning: false,
             why: Vec::new(),

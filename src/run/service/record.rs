@@ -145,7 +145,7 @@ pub struct Report {
     pub touched_peak_bytes: Bytes,
     /// When the last job ended.
     pub makespan_ns: Nanos,
-    /// The events, in order.
+    /// The events, in order, if they were asked for.
     #[serde(skip)]
     pub moments: Vec<Moment>,
     /// The spans with the same jobs, in order.
@@ -158,6 +158,8 @@ pub struct Report {
 #[derive(Default)]
 pub struct Records {
     pub report: Report,
+    /// Whether events are kept.
+    events: bool,
     /// Each job's position in the report.
     places: Vec<usize>,
     /// The present jobs, with their service when the set of jobs last changed.
@@ -166,6 +168,17 @@ pub struct Records {
 }
 
 impl Records {
+    /// No records yet.
+    pub fn new(events: bool) -> Self {
+        Self { events, ..Self::default() }
+    }
+
+    fn event(&mut self, moment: Moment) {
+        if self.events {
+            self.report.moments.push(moment);
+        }
+    }
+
     /// A job's report.
     pub fn of(&mut self, job: JobId) -> &mut JobReport {
         &mut self.report.jobs[self.places[job as usize]]
@@ -174,7 +187,7 @@ impl Records {
     /// Records an event of a job, whose report it returns.
     pub fn note(&mut self, job: JobId, at: Nanos, what: &'static str) -> &mut JobReport {
         let place = self.places[job as usize];
-        self.report.moments.push(Moment { at, job: place, what, why: String::new() });
+        self.event(Moment { at, job: place, what, why: String::new() });
         &mut self.report.jobs[place]
     }
 
@@ -237,7 +250,7 @@ impl Records {
     pub fn planned(&mut self, mut planning: Planning, jobs: &[JobId]) -> &Planning {
         for &job in jobs {
             let (at, job, why) = (planning.at_ns, self.places[job as usize], planning.why.clone());
-            self.report.moments.push(Moment { at, job, what: "plan", why });
+            self.event(Moment { at, job, what: "plan", why });
             planning.new_plans.push(self.report.jobs[job].name.clone());
         }
         self.report.plannings.push_mut(planning)
@@ -261,5 +274,23 @@ impl Records {
         (report.verdict, report.ended_ns) = (verdict, now);
         self.there.retain(|t| t.0 != self.places[job as usize]);
         self.report.makespan_ns = self.report.makespan_ns.max(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_kept_only_where_they_are_asked_for() {
+        for asked in [false, true] {
+            let mut records = Records::new(asked);
+            records.places.push(0);
+            records.report.jobs.push(JobReport::default());
+            for at in 0..100 {
+                records.note(0, Nanos(at), "ran");
+            }
+            assert_eq!(records.report.moments.len(), if asked { 100 } else { 0 });
+        }
     }
 }

@@ -106,6 +106,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         device: &device,
         replan: flags.replan,
         threshold_per_mille: flags.replan_threshold.unwrap_or(THRESHOLD),
+        events: asked.log.is_some(),
     };
     signals::request_at_signals(&settings.stop)?;
     take_memory_from_one_heap();
