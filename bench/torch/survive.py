@@ -48,7 +48,7 @@ def scripts() -> dict[str, str]:
     for name, script in SCRIPTS.items():
         found[name] = IMPORTS + script
         found[f"{name}, keeping"] = IMPORTS + KEEPING + script
-        if "x, y =" in script:
+        if "\nx, y =" in script:
             found[f"{name}, evaluation"] = IMPORTS + script + EVALUATION
     return found
 
