@@ -12,6 +12,7 @@ import torch
 from jobs import Job, Transformer, language
 from neap.torch import _enforce, _search
 from neap.torch._enforce import Enforcement, Growth, Margin
+from neap.torch._pages import Pages
 from neap.torch._schedule import TRIM, Point, Schedule
 from neap.torch._search import Search
 
@@ -202,16 +203,22 @@ def test_a_plan_with_trims_gets_more_when_a_later_iteration_shows_that_it_needs_
     with fit(job) as fitted:
         assert fitted.schedule is not None
         budget = fitted.schedule.budget_bytes
-        for count in (1, 2):
+        # All free memory at the beginning, and not where later points are enough.
+        for trims in (
+            [("begin", 0, budget)],
+            [("unpack", 1, MIB)],
+            [("unpack", 1, MIB), ("unpack", 2, MIB)],
+        ):
             reserved[0] = budget + 5
-            while len(fitted.schedule.trims) < count:
+            before = fitted.schedule.trims
+            while fitted.schedule.trims == before:
                 job.iteration()
             assert not fitted.settled
             reserved[0] = budget - 5
             while not fitted.settled:
                 job.iteration()
-            assert fitted.report().met and fitted.report().trims == count
-        assert fitted.schedule.trims == [("unpack", 1, MIB), ("unpack", 2, MIB)]
+            assert fitted.report().met and fitted.report().trims == len(trims)
+            assert fitted.schedule.trims == trims
 
 
 def slower(monkeypatch: pytest.MonkeyPatch, longer: float) -> list[Schedule]:
@@ -221,7 +228,7 @@ def slower(monkeypatch: pytest.MonkeyPatch, longer: float) -> list[Schedule]:
 
     def plan(self: Search, planner: Any) -> Schedule:
         one = planned(self, planner)
-        one.met, one.iteration_ns = True, int(1_000_000 * (longer if made else 1))
+        one.met, one.iteration_ns = True, int(1_000_000_000 * (longer if made else 1))
         made.append(one)
         return one
 
@@ -243,19 +250,93 @@ def test_a_quicker_plan_is_kept_by_trims_where_they_help(
         budget = fitted.schedule.budget_bytes
         reserved[0] = budget + 5
         job.iteration()
-        trimmed = fitted.schedule.trims == [("unpack", 1, MIB)]
-        assert trimmed == (longer == 1.06) and len(made) == 2
-        assert fitted.report().margin_bytes == (0 if trimmed else (2 << 20) + 5)
-        if trimmed and not helps:
-            Found.points = []
+        assert fitted.schedule is made[1]
+        assert fitted.report().margin_bytes == (2 << 20) + 5
+        reserved[0] = budget - budget // 50
+        while fitted.schedule is made[1] and not fitted.settled:
             job.iteration()
-            assert fitted.report().margin_bytes == (2 << 20) + 5
+        begin = ("begin", 0, budget)
+        assert fitted.settled == (longer == 1.04)
+        if longer == 1.06:
+            assert fitted.schedule.trims == [begin] and fitted.report().margin_bytes == 0
+            reserved[0] = budget + 5
+            job.iteration()
+            assert fitted.schedule.trims == [begin, ("unpack", 1, MIB)]
+            if not helps:
+                Found.points = []
+                job.iteration()
+                assert fitted.schedule.moves
+                job.iteration()
+                assert fitted.schedule is made[1] and not fitted.schedule.trims
+                assert fitted.report().margin_bytes == budget - made[1].peak_bytes
         reserved[0] = budget - budget // 50
         while not fitted.settled:
             job.iteration()
-        kept = made[0] if trimmed and helps else made[1]
+        trims = longer == 1.06 and helps
+        kept = made[0] if trims else made[1]
         assert fitted.schedule.iteration_ns == kept.iteration_ns and fitted.report().met
-        assert fitted.schedule.trims == ([("unpack", 1, MIB)] if kept is made[0] else [])
+        assert fitted.schedule.trims == ([("unpack", 1, MIB)] if trims else [])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_margin_and_trims_together_keep_to_the_budget(
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int]
+) -> None:
+    """Where trims are not enough, a wider margin is tried with them before one without."""
+    times = iter((1_000_000_000, 2_000_000_000, 1_100_000_000))
+    planned = Search.plan
+    made: list[Schedule] = []
+
+    def plan(self: Search, planner: Any) -> Schedule:
+        one = planned(self, planner)
+        one.met, one.iteration_ns = True, next(times)
+        made.append(one)
+        return one
+
+    monkeypatch.setattr(Search, "plan", plan)
+    job = words()
+    with fit(job) as fitted:
+        assert fitted.schedule is not None
+        budget = fitted.schedule.budget_bytes
+        reserved[0] = budget + 5
+        job.iteration()
+        reserved[0] = budget - budget // 50
+        while not fitted.schedule.trims:  # What fits takes twice as long.
+            job.iteration()
+        reserved[0] = budget + 5
+        Found.points = []
+        job.iteration()
+        assert fitted.schedule.moves
+        job.iteration()
+        assert fitted.schedule.iteration_ns == 1_100_000_000 and fitted.schedule.trims
+        reserved[0] = budget - budget // 50
+        while not fitted.settled:
+            job.iteration()
+        assert fitted.schedule.iteration_ns == 1_100_000_000 and fitted.report().met
+        left = budget - made[0].peak_bytes  # Less than this would give the same plan.
+        assert fitted.report().margin_bytes == left + (2 << 20) + 5
+
+
+@pytest.mark.usefixtures("small")
+def test_the_time_of_giving_back_counts(
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int]
+) -> None:
+    """A plan with trims that takes as long as the one without is not kept."""
+    made = slower(monkeypatch, 1.5)
+    spent = property(lambda self: 490_000_000 * self.acts, lambda self, ns: None)
+    monkeypatch.setattr(Pages, "spent_ns", spent, raising=False)
+    job = words()
+    with fit(job) as fitted:
+        assert fitted.schedule is not None
+        budget = fitted.schedule.budget_bytes
+        reserved[0] = budget + 5
+        job.iteration()
+        reserved[0] = budget - budget // 50
+        while not fitted.schedule.trims:
+            job.iteration()
+        while not fitted.settled:
+            job.iteration()
+        assert fitted.schedule is made[1]
 
 
 @pytest.mark.usefixtures("small")
@@ -265,7 +346,7 @@ def test_all_free_memory_is_given_back_only_where_later_points_are_not_enough(
 ) -> None:
     """The plan gives it back at the beginning of each iteration until it was seen to fit."""
     monkeypatch.setattr(_search, "_REPLANS", 0)
-    Found.points = [("begin", 0), ("unpack", 1)]
+    Found.points = [("unpack", 1)]
     job = words()
     with fit(job) as fitted:
         assert fitted.schedule is not None
@@ -283,7 +364,9 @@ def test_all_free_memory_is_given_back_only_where_later_points_are_not_enough(
             reserved[0] = budget - 5
         while not fitted.settled:
             job.iteration()
-        expected = [("unpack", 1, MIB)] if enough else [("begin", 0, MIB), ("unpack", 1, MIB)]
+        expected = [("unpack", 1, MIB)]
+        if not enough:
+            expected.insert(0, ("begin", 0, budget))
         assert fitted.schedule.trims == expected and fitted.report().met
 
 

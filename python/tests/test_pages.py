@@ -65,7 +65,10 @@ def test_numbers_are_those_without_neap_where_all_that_can_move_does(
     assert report.swapped_in == report.freed >= report.swapped_out, report
 
 
-def test_what_something_else_holds_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_something_else_holds_stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
     """A storage moves if all tensors that hold it are known."""
     monkeypatch.setattr(_pages, "_SMALLEST", 0)
     one, two = torch.zeros(8), torch.zeros(8)
@@ -78,7 +81,7 @@ def test_what_something_else_holds_stays_where_it_is(monkeypatch: pytest.MonkeyP
     before = [tensor.data_ptr() for tensor in (one, two)]
     version = two._version
     kept = [tensor.untyped_storage() for tensor in (one, two)]  # Their addresses stay in use.
-    assert _pages._move([[one], [two, view]]) == 64
+    _pages._move([[one], [two, view]], 64, beside)
     assert [tensor.data_ptr() for tensor in (one, two)] != before and len(kept) == 2
     assert view.data_ptr() == two.data_ptr() + 8 and two._version == version
     view.fill_(7)

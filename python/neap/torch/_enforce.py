@@ -67,8 +67,7 @@ class Margin:
         left = schedule.budget_bytes - schedule.peak_bytes
         if over > 0:
             self._failed = left
-            if self._best is schedule:  # It did fit when it was looked at first.
-                self._best = None
+            self.missed(schedule)
             if self._best is None:
                 if not schedule.met:
                     return None
@@ -83,7 +82,7 @@ class Margin:
         else:
             if self._best is schedule:  # It came back, and fits again.
                 return None
-            if self._best is None or schedule.iteration_ns < self._best.iteration_ns:
+            if self._best is None or schedule.time_ns < self._best.time_ns:
                 self._best, self._fitted = schedule, left
             if self._failed is None or -over < schedule.budget_bytes // 40:
                 return self._back(schedule)
@@ -93,6 +92,11 @@ class Margin:
         self._refined += 1
         self.bytes = self._failed + span // 2
         return self.bytes
+
+    def missed(self, schedule: Schedule) -> None:
+        """It reserved too much, though it may have fitted when it was looked at first."""
+        if self._best is schedule:
+            self._best = None
 
     def _back(self, schedule: Schedule) -> Schedule | None:
         self.bytes = self._fitted
@@ -139,7 +143,8 @@ class Growth:
         trims = {**known, **found, ("begin", 0): self._budget}
         if trims == known:
             return None
-        return replace(schedule, trims=[(*point, more) for point, more in trims.items()])
+        points = [(*point, more) for point, more in trims.items()]
+        return replace(schedule, trims=points, giving_back_ns=0)
 
 
 class Enforcement:
@@ -153,7 +158,7 @@ class Enforcement:
 
     def __init__(self, device: str, strict: bool) -> None:
         self.device = device
-        self._strict = strict
+        self.strict = strict
         self.beyond = 0
         """How often, since a plan acts, more was reserved by what the plan does not cover."""
         self._layouts: set[int] = set()
@@ -284,7 +289,7 @@ class Enforcement:
 
     def apply(self) -> None:
         """Enforces the budget, if one acts."""
-        if self._capped or self._budget is None or not self._strict or not self._on:
+        if self._capped or self._budget is None or not self.strict or not self._on:
             return
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         if self._budget < total and self._statistic("reserved_bytes.all.current") <= self._budget:

@@ -630,13 +630,22 @@ class Fit:
         elif parameter is not None and parameter.is_cuda:
             make_workspaces({parameter.device: schedule.workspace_bytes})
 
+    def _save(self, schedule: Schedule, path: str) -> None:
+        try:
+            schedule.save(path)
+        except OSError as problem:  # Such as a full disk.
+            text = f"the plan can't be written to {path}: {problem.strerror}"
+            self._save_plan = None
+            self._report.notes.append(text)
+            self._say(f"neap: {text}")
+
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
         report = self._report
         report.budget_bytes = schedule.budget_bytes
         report.predicted_peak_bytes = schedule.peak_bytes
         report.unplanned_peak_bytes = schedule.unplanned_peak_bytes
-        report.predicted_iteration_ns = schedule.iteration_ns
+        report.predicted_iteration_ns = schedule.time_ns
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
         report.trims = len(schedule.trims)
         report.excluded = schedule.excluded
@@ -660,5 +669,5 @@ class Fit:
         self._times = []
         self._began = time.perf_counter()
         if self._save_plan is not None:
-            schedule.save(self._save_plan)
+            self._save(schedule, os.fspath(self._save_plan))
         self._say(acts(schedule))

@@ -2,9 +2,9 @@
 
 With expandable segments the allocator gives memory back in whole pages of 20 MiB, and a tensor that
 outlives its neighbours keeps the page around it. At points of a schedule it gives back what is
-free. Where that is not enough, the tensors of pages that are at most half full are copied to the
-host, freed, and allocated anew: the allocator puts them into gaps of fuller pages. A tensor stays
-the object that it is.
+free. Where that is not enough, the tensors of pages that are at most half full are copied, to free
+memory of the device or to the host, freed, and allocated anew: the allocator puts them into gaps of
+fuller pages. A tensor stays the object that it is.
 """
 
 from __future__ import annotations
@@ -24,6 +24,17 @@ from neap.torch._tensors import is_subclass
 
 _SMALLEST = 1 << 20
 """PyTorch's allocator keeps smaller blocks in segments of their own."""
+
+_PAGE_NS = 150_000
+"""Nanoseconds to unmap a page and to map one again. This is not measured: CUDA's calls are reported
+to take 126 us together for pages of 2 MiB (vAttention, ASPLOS 2025).
+"""
+
+_WAIT_NS = 100_000
+"""Nanoseconds that a device is idle because the host has waited for it; not measured either."""
+
+_BESIDE, _THROUGH_HOST = 150, 10
+"""Bytes per nanosecond that can be moved on the device and through the host, about."""
 
 Views = Sequence[torch.Tensor]
 """All tensors of one storage."""
@@ -47,6 +58,8 @@ class Pages:
         """Whether there are such points."""
         self.moves = False
         """Whether tensors may move, so that saved ones must be known."""
+        self.spent_ns = 0
+        """How long giving memory back and reserving it again takes in this iteration, about."""
 
     def follow(self, schedule: Schedule | None) -> None:
         """From now on does what ``schedule`` says."""
@@ -59,6 +72,7 @@ class Pages:
 
     def begin(self) -> None:
         """An iteration begins; what the script kept of the last one may still be there."""
+        self.spent_ns = 0
         self._saved = [one for one in self._saved if one() is not None]
 
     def saved(self, tensor: torch.Tensor, packed: Holder | Kept | object) -> None:
@@ -75,11 +89,14 @@ class Pages:
 
     def keep(self, more: int, holders: Callable[[], list[Holder]]) -> bool:
         """Gives memory back if ``more`` bytes would be too much; whether it did."""
-        if reserved_now() + more <= self._limit:
+        before = reserved_now()
+        if before + more <= self._limit:
             return False
         self._counts.trims += 1
         torch.cuda.empty_cache()
-        enough = reserved_now() + more <= self._limit
+        after = reserved_now()
+        self.spent_ns += _WAIT_NS + (before - after) // PAGE * _PAGE_NS
+        enough = after + more <= self._limit
         if enough or not self.moves or with_others():
             return True
         parameters = list(self._parameters().values())
@@ -87,27 +104,31 @@ class Pages:
         stay = set(map(id, parameters))
         saved = [one for one in (reference() for reference in self._saved) if one is not None]
         tensors = [*gradients, *(one for one in saved if id(one) not in stay)]
-        self._counts.bytes_moved += _move(_on_sparse_pages(tensors, holders()))
+        storages = _on_sparse_pages(tensors, holders())
+        total = sum(one[0].untyped_storage().nbytes() for one in storages)
+        if total:
+            beside = after + total + PAGE <= self._limit
+            _move(storages, total, beside)
+            self._counts.bytes_moved += total
+            self.spent_ns += _WAIT_NS + total // (_BESIDE if beside else _THROUGH_HOST)
         return True
 
 
-def _move(storages: Sequence[Views]) -> int:
-    """Allocates these storages anew, after the allocator has given back the pages that they leave;
-    their bytes.
-
-    These pages have room for all of them, so that this needs no more memory.
+def _move(storages: Sequence[Views], total: int, beside: bool) -> None:
+    """Allocates these storages of ``total`` bytes anew, after the allocator has given back the
+    pages that they leave. Meanwhile their content is on the device, ``beside`` them, or on the
+    host; on the pages that they leave is room for all of them.
     """
-    if not storages:
-        return 0
     sizes = [one[0].untyped_storage().nbytes() for one in storages]
-    total = sum(sizes)
-    pinned = any(one[0].is_cuda for one in storages)
-    host = host_memory(total, pinned)
+    if beside:
+        kept = torch.empty(total, dtype=torch.uint8, device=storages[0][0].device)
+    else:
+        kept = host_memory(total, pin=any(one[0].is_cuda for one in storages))
     away: list[tuple[torch.Tensor, Views]] = []
     seen: dict[int, tuple[int, torch.Size, tuple[int, ...]]] = {}
     start = 0
     for one, size in zip(storages, sizes):
-        copy = host[start : start + size]
+        copy = kept[start : start + size]
         start += size
         copy.copy_(flat(one[0].untyped_storage()), non_blocking=True)
         away.append((copy, one))
@@ -121,7 +142,6 @@ def _move(storages: Sequence[Views]) -> int:
         for tensor in one:
             bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             tensor.data = bare.set_(new.untyped_storage(), *seen[id(tensor)])
-    return total
 
 
 def _on_sparse_pages(tensors: Iterable[torch.Tensor], holders: Iterable[Holder]) -> list[Views]:

@@ -205,8 +205,8 @@ class Report:
         if self.trims:
             lines.append(
                 f"  the allocator gave back free memory {self.gave_back} times, and "
-                f"{size(self.moved_bytes)} were allocated anew for it; the time that this takes is "
-                "not predicted"
+                f"{size(self.moved_bytes)} were allocated anew for it; its time in the prediction "
+                "is an estimate, without these copies"
             )
         lines += [f"  planned anew: {why}" for why in self.replans]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
@@ -223,7 +223,7 @@ def acts(schedule: Schedule) -> str:
         f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
         f"{len(schedule.away) + sum(map(len, schedule.turns))} states are swapped, {lent}"
         f"{len(schedule.again)} calls and {len(schedule.remade)} operators run again; "
-        f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
+        f"{schedule.time_ns / 1e6:.1f} ms an iteration, "
         f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan{gives}"
     )
 

@@ -126,6 +126,8 @@ class Schedule:
             n-th piece of the step.
         moves: whether tensors of sparse pages are allocated anew there. This copies them twice, so
             that plans do so only where nothing else keeps to the budget.
+        giving_back_ns: how long an iteration takes to give back memory and to reserve it again, as
+            far as that was seen.
         excluded: why calls of modules can't be run again, with how many.
         varies: whether it serves iterations of the same kind on tensors of other sizes, as far as
             these have room in the pinned memory.
@@ -150,6 +152,7 @@ class Schedule:
     excluded: dict[str, int] = field(default_factory=dict)
     trims: list[tuple[str, int, int]] = field(default_factory=list)
     moves: bool = False
+    giving_back_ns: int = 0
     varies: bool = False
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -168,12 +171,17 @@ class Schedule:
             return self.budget_bytes
         return self.peak_bytes + max(self.peak_bytes // _SLACK, PAGE)
 
+    @property
+    def time_ns(self) -> int:
+        """The predicted time of an iteration, with that of giving back free memory."""
+        return self.iteration_ns + self.giving_back_ns
+
     def is_better_than(self, other: Schedule) -> bool:
         """Whether this plan is worth keeping though ``other`` leaves the allocator more: that takes
         more than a twentieth longer, or does not fit.
         """
-        longest = self.iteration_ns + self.iteration_ns // 20
-        return self.met and (not other.met or other.iteration_ns > longest)
+        longest = self.time_ns + self.time_ns // 20
+        return self.met and (not other.met or other.time_ns > longest)
 
     def at(self, kind: str) -> list[Actions | None]:
         """For each saved tensor what to do at its point of this kind; the last entry, number -1,
@@ -256,9 +264,23 @@ def _read(form: dict[str, Any]) -> Schedule:
     schedule = Schedule(**known)
     for one in fields(Schedule):
         value = getattr(schedule, one.name)
-        whole = type(value) is int and value >= 0
-        if (type(one.default) is int and not whole) or (one.name == "piece" and not _piece(value)):
-            raise ValueError(f"{one.name} is {value!r}")
+        wrong = type(one.default) is bool and type(value) is not bool
+        wrong |= type(one.default) is int and not _count(value)
+        if wrong or (one.name == "piece" and not (value is None or (_count(value) and value))):
+            raise ValueError(f"{one.name} is {str(value)[:40]}")
+    names = [*schedule.away, *schedule.soon, *(name for turn in schedule.turns for name in turn)]
+    names += [*schedule.excluded, *(one.module for one in schedule.again)]
+    names += [one.module for one in schedule.remade]
+    names += [name for parcel in schedule.lent for name, _ in parcel]
+    if not all(type(name) is str for name in names):
+        raise ValueError("a name is no text")
+    counts = [n for one in schedule.again for n in (one.number, one.first_pack, one.after_pack)]
+    counts += [*schedule.excluded.values(), *(size for p in schedule.lent for _, size in p)]
+    counts += [one.nanoseconds for one in schedule.again]
+    counts += [one.nanoseconds for one in schedule.remade]
+    if not all(map(_count, counts)):
+        raise ValueError("a number is no count")
+    _points(schedule)
     if not all(type(size) is int and size > 0 for size in schedule.sizes):
         raise ValueError("a size is no number of bytes")
     if not all(size <= schedule.unplanned_peak_bytes <= _LARGEST for size in schedule.sizes):
@@ -266,6 +288,7 @@ def _read(form: dict[str, Any]) -> Schedule:
     activations, saved = len(schedule.sizes), len(schedule.expected)
     things = [thing for actions in schedule.actions.values() for thing in actions]
     numbers = [o for o in schedule.owner if o is not None]
+    numbers += [o for one in schedule.again for _, o in one.inputs if o is not None]
     numbers += [one for what, one in things if what not in (*ACTIONS, *TURNS)]
     lent = [(one, 0) for what, one in things if what in ACTIONS]
     outside = any(not 0 <= n < activations for n in numbers)
@@ -299,8 +322,23 @@ def _reach(view: View) -> int:
     return (last + 1) * dtype.itemsize
 
 
-def _piece(value: Any) -> bool:
-    return value is None or (type(value) is int and value > 0)
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _points(schedule: Schedule) -> None:
+    """Checks that points are those of an iteration, and each is there once."""
+    saved = len(schedule.expected)
+    most = {"begin": 1, "backward": 1, "after": 1, "pack": saved, "unpack": saved}
+    trims = [(kind, number) for kind, number, _ in schedule.trims]
+    if len(set(trims)) < len(trims):
+        raise ValueError("a point is there twice")
+    for kind, number in (*trims, *schedule.actions):
+        # How many pieces a step has is not known here.
+        if not (_count(number) and number < (_LARGEST if kind == "step" else most[kind])):
+            raise ValueError(f"there is no point {str(kind)[:20]} {str(number)[:40]}")
+    if not all(_count(more) for *_, more in schedule.trims):
+        raise ValueError("a trim is no number of bytes")
 
 
 def _written(view: View | None) -> Any:

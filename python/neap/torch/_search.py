@@ -18,13 +18,17 @@ from neap.torch._runtime import Runtime
 from neap.torch._schedule import PAGE, Schedule
 
 _REPLANS = 6
-"""The most plans that are made anew because of what the first iterations showed."""
+"""The most plans that are made anew because of what the first iterations showed, without trims and
+with.
+"""
 _LONGEST = 8
 """How many iterations of a plan are looked at while memory lies otherwise after each."""
 _AGAIN = 8
 """How often, at most, plans that kept to the budget are looked at again."""
 _ROUNDS = 16
 """How often, at most, a plan gets more points at which the allocator gives memory back."""
+
+_EITHER = (False, True)
 
 
 class Search:
@@ -58,8 +62,8 @@ class Search:
         self._say = say
         self._learned = 0
         """The margin that the watched iterations showed."""
-        self._margins = {False: Margin(), True: Margin()}
-        """Those of plans with all updates in the step, and with updates inside backward."""
+        self._margins = _margins(0, 0)
+        """Those of plans with updates inside backward, or not, and with trims, or not."""
         self._replans = 0
         """How often the plan was made anew for the present budget."""
         self._tried = 0
@@ -70,8 +74,14 @@ class Search:
         """How often it got more points at which the allocator gives memory back."""
         self._nearest: tuple[int, Schedule] | None = None
         """What it was when it exceeded the budget least, after the bytes by which it did."""
+        self._quickest: tuple[Schedule, int] | None = None
+        """The first plan that did not fit, with its margin."""
         self._instead: tuple[Schedule, int] | None = None
-        """The plan that acts, with its margin, where a quicker one does not fit by trims."""
+        """The plan that fits without trims, with its margin, while quicker ones with trims are
+        looked at.
+        """
+        self._trims = False
+        """Whether plans with trims are looked at, or were."""
         self._tight: tuple[Schedule, int] | None = None
         """The plan that fits, with its margin, where one that leaves a page free is looked at."""
         self._loosened = False
@@ -98,14 +108,14 @@ class Search:
             PlanError: if the planner fails.
         """
         self.planner = planner
-        margins = self._margins[False].bytes, self._margins[True].bytes
+        margins = self._margins[False, self._trims].bytes, self._margins[True, self._trims].bytes
         return planner.plan(self.budget, margins, self._banned)
 
     def begin(self, schedule: Schedule) -> None:
         """The plan acts from now on."""
         if self._missed and self.settled:  # It missed the budget least of all.
             self._report.say_whether_met(schedule, False)
-        self._report.margin_bytes = self._margins[schedule.early].bytes
+        self._report.margin_bytes = self._margin(schedule).bytes
         self._measure(schedule)
 
     def needs(self, schedule: Schedule) -> int:
@@ -169,6 +179,7 @@ class Search:
         allocated, reserved = self._enforcement.peaks()
         report = self._report
         report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
+        report.predicted_iteration_ns = schedule.time_ns
         if reserved:
             fits, strayed = self._over(schedule) <= 0, self._enforcement.strayed_reserved
             report.beyond = self._enforcement.beyond
@@ -186,39 +197,35 @@ class Search:
         changed = self._changed()
         over = self._over(schedule)
         repeats = self._enforcement.repeats()
+        spent = self._runtime.pages.spent_ns
+        schedule.giving_back_ns = max(schedule.giving_back_ns, spent)
         if changed:
             return self._plan_anew("calls that did not give the same again are kept")
         # Garbage that Python collects now and then may still make a later iteration differ.
         soon = repeats and not schedule.trims and not self._again
         if over <= 0 and self._tried < (2 if soon else _LONGEST):
             return self._giving_back_less(schedule) if self._tried == 2 else None
-        margin = self._margins[schedule.early]
         if self._tight is not None:
             (tight, bytes_of_tight), self._tight = self._tight, None
             if over > 0:
-                margin.bytes = bytes_of_tight
+                self._margin(schedule).bytes = bytes_of_tight
                 return tight
-            self._settle(schedule, True)
-            return None
-        before = margin.bytes
-        found = margin.judge(schedule, over) if self._instead is None else None
-        if isinstance(found, int) and self._replans < _REPLANS:
-            return self._with_another_margin(schedule, over, before)
-        if isinstance(found, Schedule):  # It fitted, and is looked at once more.
-            self._say("neap: an earlier plan was better")
-            return found
-        if over > 0:
-            if self._nearest is None or over <= self._nearest[0]:
-                self._nearest = over, schedule
-            trimmed = self._trimmed(schedule)
-            if trimmed is not None and self._enforcement.peak_reserved() > schedule.limit:
+            instead = self._better_without_trims(schedule, over)
+            if instead is None:
+                self._settle(schedule, True)
+            return instead
+        if self._trims and over > 0:
+            trimmed = self._with_more_trims(schedule, over)
+            if trimmed is not None:
                 return trimmed
-            if self._instead is not None:
-                (instead, margin.bytes), self._instead = self._instead, None
-                return instead
-            if schedule.trims and not schedule.moves and self._rounds:
-                self._rounds = 0
-                return replace(schedule, moves=True)
+        found = self._for_another_margin(schedule, over)
+        if found is None and not self._trims and not self.settled:
+            found = self._with_trims(schedule, over)
+        if found is not None or self.settled:
+            return found
+        instead = self._better_without_trims(schedule, over)
+        if instead is not None:
+            return instead
         drifts = over <= 0 and not repeats
         loose = self._with_a_page_free(schedule, over) if drifts else None
         if loose is None:
@@ -227,28 +234,80 @@ class Search:
             return self._nearest[1]
         return loose
 
-    def _with_another_margin(self, schedule: Schedule, over: int, before: int) -> Schedule | None:
-        """A plan for the margin as it is now; or the present one with a trim, where it is quicker
-        by that.
+    def _better_without_trims(self, schedule: Schedule, over: int) -> Schedule | None:
+        """The plan that fits without trims, if the one with trims does not fit, or is not much
+        quicker with the time that these take.
         """
+        if self._instead is None:
+            return None
+        (instead, before), self._instead = self._instead, None
+        if over <= 0 and schedule.is_better_than(instead):
+            return None
+        self._trims, self._quickest = False, None
+        self._margin(instead).bytes = before
+        return instead
+
+    def _margin(self, schedule: Schedule) -> Margin:
+        """The margin of plans like this one."""
+        return self._margins[schedule.early, self._trims]
+
+    def _for_another_margin(self, schedule: Schedule, over: int) -> Schedule | None:
+        """A plan for another margin, or an earlier one."""
+        margin = self._margin(schedule)
+        before = margin.bytes
+        if self._trims and over > 0:  # The next plan must be lower than this one.
+            margin.bytes = max(before, schedule.budget_bytes - schedule.peak_bytes)
+        found = margin.judge(schedule, over)
+        if isinstance(found, Schedule):  # It fitted, and is looked at once more.
+            self._say("neap: an earlier plan was better")
+            return found
+        if over > 0 and self._quickest is None:
+            self._quickest = schedule, before
+        if found is None or self._replans >= _REPLANS:
+            return None
         unused = f"the allocator left {-over} bytes of the budget unused"
         more = f"the allocator reserved {over} bytes more than the budget"
-        margin = self._margins[schedule.early]
+        instead = self._instead
         other = self._plan_anew(more if over > 0 else unused)
-        if over > 0 and other is not None and schedule.is_better_than(other):
-            trimmed = self._trimmed(schedule)
-            if trimmed is not None:
-                self._instead, margin.bytes = (other, margin.bytes), before
-                return trimmed
-        return other
+        self._instead = instead
+        if other is None or not self._trims:
+            return other
+        if instead is not None and not other.is_better_than(instead[0]):
+            margin.bytes = before
+            return None
+        self._rounds = 0
+        return replace(other, trims=schedule.trims, moves=schedule.moves)
 
-    def _trimmed(self, schedule: Schedule) -> Schedule | None:
+    def _with_trims(self, schedule: Schedule, over: int) -> Schedule | None:
+        """The quickest plan that did not fit, with trims, where the one that does takes much
+        longer, or none does.
+        """
+        if self._quickest is None:
+            return None
+        quickest, before = self._quickest
+        if over <= 0:
+            # With trims no budget binds.
+            if self._enforcement.strict or not quickest.is_better_than(schedule):
+                return None
+            self._instead = schedule, self._margin(schedule).bytes
+        self._trims, self._replans = True, 0
+        self._margin(quickest).bytes = before
+        return replace(quickest, trims=[("begin", 0, quickest.budget_bytes)])
+
+    def _with_more_trims(self, schedule: Schedule, over: int) -> Schedule | None:
         """The plan with more points at which the allocator gives memory back, if that may help."""
+        if self._nearest is None or over <= self._nearest[0]:
+            self._nearest = over, schedule
+        self._margin(schedule).missed(schedule)
         growth = self._runtime.growth
-        if growth is None or self._rounds >= _ROUNDS:
+        if growth is None or self._enforcement.peak_reserved() <= schedule.limit:
             return None
         self._rounds += 1
-        return growth.trimmed(schedule)
+        trimmed = growth.trimmed(schedule) if self._rounds <= _ROUNDS else None
+        if trimmed is None and not schedule.moves:
+            self._rounds = 0
+            return replace(schedule, moves=True, giving_back_ns=0)
+        return trimmed
 
     def _with_a_page_free(self, schedule: Schedule, over: int) -> Schedule | None:
         """A plan that leaves a page of the budget free, where it takes little longer. Memory lies
@@ -258,7 +317,7 @@ class Search:
         if self._loosened or schedule.trims or missing <= 0:
             return None
         self._loosened = True
-        margin = self._margins[schedule.early]
+        margin = self._margin(schedule)
         before, margin.bytes = margin.bytes, schedule.budget_bytes - schedule.peak_bytes + missing
         other = self._plan_anew(f"the allocator left only {-over} bytes of the budget")
         if other is None or not other.met or schedule.is_better_than(other):
@@ -275,8 +334,8 @@ class Search:
         if self._eased or not trims or len(trims) == len(schedule.trims):
             return None
         self._eased = True
-        self._tight = schedule, self._margins[schedule.early].bytes
-        return replace(schedule, trims=trims)
+        self._tight = schedule, self._margin(schedule).bytes
+        return replace(schedule, trims=trims, giving_back_ns=0)
 
     def _changed(self) -> bool:
         """Whether a call gave something else when it ran again. It is kept from now on."""
@@ -346,8 +405,9 @@ class Search:
         if why is None:
             return None
         profile["link"] = measured_link(meter.rates, profile["link"])
-        self.settled = self._loosened = False
-        self._margins = {early: Margin(one.bytes) for early, one in self._margins.items()}
+        self.settled = self._loosened = self._trims = False
+        self._quickest = None
+        self._margins = _margins(*(self._margins[early, False].bytes for early in (False, True)))
         return self._plan_anew(why)
 
     def _plan_anew(self, why: str) -> Schedule | None:
@@ -373,6 +433,14 @@ class Search:
 
     def _begin_anew(self) -> None:
         """What is known of the allocator is what the watched iterations showed."""
-        self.settled, self._loosened, self._replans, self._again = False, False, 0, 0
-        self._instead = self._tight = None
-        self._margins = {early: Margin(self._learned) for early in (False, True)}
+        self.settled = self._loosened = self._trims = False
+        self._replans = self._again = 0
+        self._quickest = self._instead = self._tight = None
+        self._margins = _margins(self._learned, self._learned)
+
+
+def _margins(usual: int, early: int) -> dict[tuple[bool, bool], Margin]:
+    """Margins that begin at these bytes."""
+    return {
+        (soon, trims): Margin(early if soon else usual) for soon in _EITHER for trims in _EITHER
+    }
