@@ -14,8 +14,8 @@ def whole(path: str | os.PathLike[str]) -> Iterator[str]:
     """The name of a new file to fill, whose content ``path`` has once the block has ended.
 
     A file is replaced by a rename, and where ``path`` is a symbolic link, the file behind it. A
-    pipe or a device is written to, since a rename would put a file in its place. After an error
-    nothing is left.
+    pipe or a device is written to, since a rename would put a file in its place. A file that is
+    there keeps its mode. After an error nothing is left.
 
     Raises:
         OSError: if it can't be written.
@@ -29,8 +29,11 @@ def whole(path: str | os.PathLike[str]) -> Iterator[str]:
                 shutil.copyfileobj(file, out)
         return
     partial = f"{target}.{os.urandom(8).hex()}.tmp"
+    mode = 0o644
+    with contextlib.suppress(OSError):
+        mode = os.stat(target).st_mode & 0o777 | 0o600
     # No file that another process has put there is followed or opened.
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
         yield partial
         os.replace(partial, target)

@@ -277,7 +277,23 @@ def test_close_inside_backward_leaves_no_hook() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("iteration_ns", "x"), ("budget_bytes", -1), ("piece", "x"), ("peak_bytes", 1.5)],
+    [
+        ("iteration_ns", "x"),
+        ("iteration_ns", 10**4000),
+        ("budget_bytes", -1),
+        ("piece", "x"),
+        ("peak_bytes", 1.5),
+        ("early", "x"),
+        ("soon", None),
+        ("away", [1, 2]),
+        ("turns", [[1]] * 4),
+        ("lent", [[["weight", 10**30]]]),
+        ("lent", [[["weight", -4]]]),
+        ("trims", [["pack", 1_000_000, 5]]),
+        ("trims", [["pack", 0, 5]] * 200_000),
+        ("trims", [["nowhere", 0, 5]]),
+        ("trims", [["begin", 0, -5]]),
+    ],
 )
 def test_a_plan_with_a_damaged_number_is_refused(name: str, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
@@ -290,7 +306,7 @@ def test_a_plan_with_a_damaged_number_is_refused(name: str, value: Any, tmp_path
         fitted.schedule.save(path)
     form = json.loads(path.read_text())
     path.write_text(json.dumps({**form, name: value}))
-    with pytest.raises(ValueError, match=f"damaged.*{name}"):
+    with pytest.raises(ValueError, match=r"plan\.json is damaged"):
         neap.torch.apply(model, optimizer, path)
 
 

@@ -249,6 +249,12 @@ fn behind(path: &Path) -> std::borrow::Cow<'_, Path> {
 }
 
 fn not_a_folder(path: &Path) -> Result<(), FileError> {
+    #[cfg(unix)]
+    if let Err(error) = std::fs::metadata(path)
+        && error.raw_os_error() == Some(libc::ELOOP)
+    {
+        return Err(unwritten(path, error));
+    }
     let problem = match path.file_name() {
         _ if path.is_dir() => "it is a directory; name a file",
         None => "it names no file",
@@ -268,7 +274,9 @@ fn temporary(path: &Path) -> Result<tempfile::NamedTempFile, FileError> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o644));
+        // A file that only its user may read stays so.
+        let there = std::fs::metadata(path).map(|there| there.permissions().mode() & 0o777);
+        builder.permissions(std::fs::Permissions::from_mode(there.unwrap_or(0o644) | 0o600));
     }
     builder.prefix(".neap-").tempfile_in(folder).map_err(|e| {
         // tempfile's own error names its temporary file, which the user does not know.
@@ -313,5 +321,21 @@ mod tests {
             assert_eq!(std::fs::read_to_string(place("deep/x.json")).unwrap(), text);
             assert!(std::fs::symlink_metadata(place("link")).unwrap().is_symlink());
         }
+        std::os::unix::fs::symlink("loop", place("loop")).unwrap();
+        assert!(write(&place("loop"), |_| Ok(())).is_err());
+        assert!(std::fs::symlink_metadata(place("loop")).unwrap().is_symlink());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_others_may_not_read_stays_so() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("private");
+        std::fs::write(&path, "first").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        write(&path, |f| f.write_all(b"second")).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second");
     }
 }

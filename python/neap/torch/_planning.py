@@ -38,6 +38,9 @@ by one for each :data:`_OPERATORS_PER_S` operators. Then the script runs without
 """
 _OPERATORS_PER_S = 5
 
+_LONGEST_NS = 1 << 50
+"""No operator takes longer."""
+
 Bans = Collection[tuple[str, int]]
 
 
@@ -79,7 +82,7 @@ def _answered(command: list[str], seconds: float = _PATIENCE_S, given: str = "")
     text = _run(command, seconds, given)
     try:
         answer = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         raise PlanError(f"{command[0]} is no neap of this version: it answered {text[:80]!r}")
@@ -126,6 +129,8 @@ class Planner:
             _form.write(_form.graph(found), full)
             times = [self.neap, "script", "times", full, "--device", device]
             durations: dict[str, int] = _answered(times, self._seconds)
+            if not all(type(ns) is int and 0 <= ns <= _LONGEST_NS for ns in durations.values()):
+                raise PlanError(f"{self.neap} is no neap of this version: it answered no times")
         self.ranges: list[Range] = []
         self._soon_ranges: list[Range] = []
         self.excluded: dict[str, int] = {}
@@ -231,7 +236,10 @@ class Planner:
                 Path(device).write_text(json.dumps(self._profile))
             command = [self.neap, "script", "plan", "--device", device]
             answer = _answered(command, self._seconds, question)
-        made = self._schedule(answer)
+        try:
+            made = self._schedule(answer)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise PlanError(f"{self.neap} is no neap of this version: {error!r}") from None
         made.budget_bytes = asked
         if kept is not None:
             with contextlib.suppress(OSError):

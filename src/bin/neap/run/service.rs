@@ -75,6 +75,11 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         ],
         "is for one job; leave it out, or run the job by itself",
     )?;
+    if let Some(folder) = &flags.service.watch
+        && !folder.is_dir()
+    {
+        bail!("--watch: {} is no folder; make it first, or name another", folder.display());
+    }
     let files: Vec<&Path> = flags.subjects.iter().map(PathBuf::as_path).collect();
     let outputs = Outputs::new(&flags.device.inputs(&files), &flags.outputs())?;
     // From the first iteration on, it is the rate with which the link begins.

@@ -35,8 +35,11 @@ const LINE: u64 = 64 << 10;
 const LONGEST_PATH: usize = 107;
 /// How long nothing is accepted after that failed.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a script may take to read an offer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it is waited until a script makes room for an offer by reading earlier ones. Hundreds of
+/// them have room, so one without has not read for long, and all others wait meanwhile.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a process that has connected may take to say what it is.
+const FIRST_LINE: Duration = Duration::from_secs(10);
 
 /// How long a graph may take to read.
 const READING: Duration = Duration::from_secs(60);
@@ -237,6 +240,7 @@ fn accept(listener: &UnixListener, events: &Sender<Event>, device: &Arc<Profile>
 
 /// Reads what a script says until it goes.
 fn listen(id: u64, stream: UnixStream, events: &Sender<Event>, device: &Arc<Profile>) {
+    let _ = stream.set_read_timeout(Some(FIRST_LINE));
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = Vec::new();
@@ -259,6 +263,7 @@ fn listen(id: u64, stream: UnixStream, events: &Sender<Event>, device: &Arc<Prof
         if events.send(event).is_err() {
             return;
         }
+        let _ = reader.get_ref().set_read_timeout(None);
     }
 }
 
@@ -338,20 +343,17 @@ impl Division {
     }
 
     fn follow(&mut self, next: Next) {
-        match next {
-            Next::Offers(offers) => self.tell(offers),
-            Next::Plan(planning) => {
-                let (events, change) = (self.events.clone(), planning.change);
-                let waiting = thread::Builder::new().spawn(move || {
-                    let late = || Err(format!("a plan of all takes longer than {PLANNING:?}"));
-                    let made = within(PLANNING, move || planning.make()).unwrap_or_else(late);
-                    let _ = events.send(Event::Planned(change, made));
-                });
-                if waiting.is_err() {
-                    let offers = self.shares.planned(change, Err("no thread is left".to_owned()));
-                    self.tell(offers);
-                }
-            }
+        self.tell(next.offers);
+        let Some(planning) = next.plan else { return };
+        let (events, change) = (self.events.clone(), planning.change);
+        let waiting = thread::Builder::new().spawn(move || {
+            let late = || Err(format!("a plan of all takes longer than {PLANNING:?}"));
+            let made = within(PLANNING, move || planning.make()).unwrap_or_else(late);
+            let _ = events.send(Event::Planned(change, made));
+        });
+        if waiting.is_err() {
+            let offers = self.shares.planned(change, Err("no thread is left".to_owned()));
+            self.tell(offers);
         }
     }
 

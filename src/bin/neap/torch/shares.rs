@@ -83,18 +83,22 @@ pub struct Shares {
     members: BTreeMap<u64, Member>,
     memo: Arc<Memo>,
     why: String,
-    /// The number of the last change of who shares.
+    /// The number of the last change of who shares, and of the last one of whose share is not
+    /// fixed.
     change: u64,
+    iterations_changed: u64,
+    /// The change by whose plan the budget was divided last.
+    divided: u64,
 }
 
 /// Offers to scripts.
 pub type Offers = Vec<(u64, Offer)>;
 
-/// What follows a change of who shares.
-pub enum Next {
-    Offers(Offers),
-    /// A plan of all, which may take long; [`Shares::planned`] takes it.
-    Plan(Planning),
+/// What follows a change of who shares: offers, and perhaps a plan of all, which may take long;
+/// [`Shares::planned`] takes it.
+pub struct Next {
+    pub offers: Offers,
+    pub plan: Option<Planning>,
 }
 
 /// Everything that a plan of all scripts needs.
@@ -154,6 +158,8 @@ impl Shares {
             memo: Arc::default(),
             why: String::new(),
             change: 0,
+            iterations_changed: 0,
+            divided: 0,
         }
     }
 
@@ -182,9 +188,12 @@ impl Shares {
             }
         }
         self.why = format!("{name} has come");
-        let (holds, target, sent) = (Bytes::ZERO, Bytes::ZERO, None);
-        self.members.insert(id, Member { name, need, holds, target, sent });
-        Ok(self.changed())
+        let is_fixed = matches!(need, Need::Fixed(_));
+        let mut member = Member { name, need, holds: Bytes::ZERO, target: Bytes::ZERO, sent: None };
+        // Its plan was made before: it waits for no plan of all.
+        member.target = fixed(&member);
+        self.members.insert(id, member);
+        Ok(self.changed(is_fixed))
     }
 
     /// A script keeps to an offer.
@@ -197,16 +206,20 @@ impl Shares {
 
     /// A script has gone.
     pub fn left(&mut self, id: u64) -> Next {
-        let Some(member) = self.members.remove(&id) else { return Next::Offers(Vec::new()) };
+        let Some(member) = self.members.remove(&id) else {
+            return Next { offers: Vec::new(), plan: None };
+        };
         self.why = format!("{} has gone", member.name);
-        self.changed()
+        self.changed(matches!(member.need, Need::Fixed(_)))
     }
 
-    /// The plan of all for a change, or why there is none. What came too late changes nothing.
+    /// The plan of all for a change, or why there is none. One that came too late changes nothing:
+    /// other scripts share by now, or a newer plan was there before.
     pub fn planned(&mut self, change: u64, arenas: Result<Vec<u64>, String>) -> Offers {
-        if change != self.change {
+        if change < self.iterations_changed || change <= self.divided {
             return Vec::new();
         }
+        self.divided = change;
         match arenas {
             Ok(arenas) => self.divide(&arenas),
             Err(why) => {
@@ -217,20 +230,31 @@ impl Shares {
         self.offers()
     }
 
-    fn changed(&mut self) -> Next {
+    /// One has come or gone.
+    fn changed(&mut self, is_fixed: bool) -> Next {
+        // Scripts that come and go more often than a plan of all takes would leave the others
+        // without a share.
+        let waits = self.divided < self.change;
         self.change += 1;
-        let iterations: Vec<_> = self.iterations().map(|(_, one)| Arc::clone(one)).collect();
-        if iterations.len() > 1 {
-            return Next::Plan(Planning {
-                change: self.change,
-                iterations,
-                device: Arc::clone(&self.device),
-                memo: Arc::clone(&self.memo),
-                free: self.free(),
-            });
+        if !is_fixed {
+            self.iterations_changed = self.change;
         }
-        self.divide(&self.peaks());
-        Next::Offers(self.offers())
+        let iterations: Vec<_> = self.iterations().map(|(_, one)| Arc::clone(one)).collect();
+        let many = iterations.len() > 1;
+        let plan = many.then(|| Planning {
+            change: self.change,
+            iterations,
+            device: Arc::clone(&self.device),
+            memo: Arc::clone(&self.memo),
+            free: self.free(),
+        });
+        if !many || waits {
+            self.divide(&self.peaks());
+        }
+        if !many {
+            self.divided = self.change;
+        }
+        Next { offers: self.offers(), plan }
     }
 
     /// The scripts whose share is not fixed.
@@ -339,10 +363,11 @@ mod tests {
     }
 
     fn settle(all: &mut Shares, next: Next) -> Vec<(u64, u64)> {
-        bytes(match next {
-            Next::Offers(offers) => offers,
-            Next::Plan(planning) => all.planned(planning.change, planning.make()),
-        })
+        let mut offers = next.offers;
+        if let Some(planning) = next.plan {
+            offers.extend(all.planned(planning.change, planning.make()));
+        }
+        bytes(offers)
     }
 
     fn gone(all: &mut Shares, id: u64) -> Vec<(u64, u64)> {
@@ -411,8 +436,8 @@ mod tests {
         assert_eq!(fixed(&mut all, 2, 400).unwrap(), [(2, 400)]);
         // Where nothing is left the others learn why.
         let next = all.join(3, "late", Need::of(graph(), &all.device.clone())).unwrap();
-        let Next::Offers(offers) = next else { panic!("one script needs no plan of all") };
-        assert_eq!(offers, [], "nothing is free before a script goes");
+        assert!(next.plan.is_none(), "one script needs no plan of all");
+        assert_eq!(next.offers, [], "nothing is free before a script goes");
         assert!(all.why.contains("take the whole budget"), "{}", all.why);
         assert_eq!(gone(&mut all, 1), [(3, 600)]);
     }
@@ -431,13 +456,40 @@ mod tests {
         let mut all = shares(800 << 20);
         come(&mut all, 1);
         let need = Need::of(graph(), &all.device.clone());
-        let Ok(Next::Plan(planning)) = all.join(2, "second", need) else { panic!("no plan") };
+        let planning = all.join(2, "second", need).unwrap().plan.expect("two are planned together");
         assert_eq!(gone(&mut all, 2), []);
         assert_eq!(all.planned(planning.change, planning.make()), []);
         // Where it takes too long, the unplanned peaks decide.
         let need = Need::of(graph(), &all.device.clone());
-        let Ok(Next::Plan(planning)) = all.join(3, "third", need) else { panic!("no plan") };
+        let planning = all.join(3, "third", need).unwrap().plan.expect("two are planned together");
         let offers = bytes(all.planned(planning.change, Err("it takes too long".to_owned())));
         assert_eq!(offers, [(1, 400 << 20)]);
+    }
+    #[test]
+    fn a_plan_made_before_waits_for_no_plan_of_all() {
+        let mut all = shares(1000 << 20);
+        come(&mut all, 1);
+        all.took(1, Bytes(1000 << 20));
+        let need = Need::of(graph(), &all.device.clone());
+        let slow = all.join(2, "second", need).unwrap().plan.expect("two are planned together");
+        let next = all.join(3, "planned", Need::Fixed(Bytes(300 << 20))).unwrap();
+        assert!(bytes(next.offers).contains(&(3, 300 << 20)));
+        // Others have come and gone since, but none that the plan divides among.
+        assert_eq!(bytes(all.planned(slow.change, slow.make())).first().map(|one| one.0), Some(1));
+    }
+
+    #[test]
+    fn scripts_that_come_and_go_leave_the_others_with_shares() {
+        let mut all = shares(1000 << 20);
+        come(&mut all, 1);
+        all.took(1, Bytes(1000 << 20));
+        let need = || Need::of(graph(), &shares(1).device);
+        let waiting = all.join(2, "second", need()).unwrap();
+        assert_eq!(waiting.offers, []);
+        // No plan of all ends before the next change.
+        let offers = bytes(all.join(3, "third", need()).unwrap().offers);
+        let [(1, less)] = offers[..] else { panic!("{offers:?}") };
+        let offers = bytes(all.took(1, Bytes(less)));
+        assert!(offers.iter().any(|one| one.0 == 2), "{offers:?}");
     }
 }
