@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -138,6 +139,8 @@ def test_a_planner_that_hangs_does_not_make_training_wait(
         ("echo '[1]'", "it answered '[1]"),
         ("kill -9 $$", "exit code -9"),
         ("echo damaged >&2; exit 2", "failed: damaged"),
+        ("echo '{}'", "no neap of this version"),
+        ('echo \'{"early": false, "ranges": null}\'', "no neap of this version"),
     ],
 )
 def test_an_answer_that_is_none_leaves_the_script_without_a_plan(
@@ -148,6 +151,37 @@ def test_an_answer_that_is_none_leaves_the_script_without_a_plan(
     monkeypatch.setenv("NEAP", fake(tmp_path, asked))
     report, schedule = train()
     assert schedule is None and any(says in one for one in report.notes), report.notes
+
+
+def test_times_that_are_none_leave_the_script_without_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neap: str
+) -> None:
+    asked = f"""[ "$2" = times ] || exec {neap} "$@"; echo '{{"an operator": "long"}}'"""
+    monkeypatch.setenv("NEAP", fake(tmp_path, asked))
+    report, schedule = train()
+    assert schedule is None
+    assert any("no neap of this version" in one for one in report.notes), report.notes
+
+
+def test_a_plan_that_cannot_be_written_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk takes nothing from the script but the file."""
+
+    def full(path: object, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_outside, "write", full)
+    torch.manual_seed(3)
+    layers = [one for _ in range(4) for one in (torch.nn.Linear(32, 32), torch.nn.Tanh())]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fitted = Fit([model], [optimizer], "80%", "host", lambda text: None, save_plan="full.json")
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(256, 32)).square().mean().backward()
+        optimizer.step()
+    report = fitted.close()
+    assert report.planned > 0
+    assert "the plan can't be written to full.json: No space left on device" in report.notes
 
 
 @pytest.fixture
@@ -223,7 +257,7 @@ def test_sizes_of_a_given_plan_are_those_of_what_is_expected(tmp_path: Path) -> 
     for changed, reason in [
         ({"sizes": [1 << 40, *sizes[1:]]}, "larger than all that the iteration takes"),
         ({"sizes": [peak + 1, *sizes[1:]]}, "larger than all that the iteration takes"),
-        ({"sizes": [1 << 60] * len(sizes), "unplanned_peak_bytes": 1 << 60}, "larger than all"),
+        ({"sizes": [1 << 60] * len(sizes), "unplanned_peak_bytes": 1 << 60}, "bytes is 1152"),
         ({"sizes": [sizes[0] - 1, *sizes[1:]]}, "smaller than a tensor that lies in it"),
     ]:
         path.write_text(json.dumps({**form, **changed}))

@@ -384,6 +384,17 @@ fn who_never_fits_is_refused_and_the_others_go_on() {
 }
 
 #[test]
+fn what_is_no_folder_is_not_watched() {
+    let folder = Folder::new();
+    folder.write("file", "");
+    for watched in ["missing", "file"] {
+        let words = ["--watch", watched, "is no folder"];
+        let command = ["run", "--on", "host", "--memory", "8MiB", "--watch", watched];
+        folder.refuses(2, &words, &command);
+    }
+}
+
+#[test]
 fn a_folder_is_watched() {
     let folder = plans(&NAMES[..1]);
     std::fs::create_dir(folder.path("in")).unwrap();
