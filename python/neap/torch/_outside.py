@@ -144,6 +144,8 @@ def run(command: list[str], seconds: float, given: str = "") -> tuple[int, str, 
             encoding="utf-8",
             errors="replace",
             env=clean,
+            # It ends with all that it has started.
+            start_new_session=True,
         )
         _running.add(process)
     finally:
@@ -154,7 +156,7 @@ def run(command: list[str], seconds: float, given: str = "") -> tuple[int, str, 
         raise TimeoutError(f"it took longer than {seconds:.0f} s") from None
     finally:
         if process.poll() is None:
-            process.kill()
+            _kill(process)
             process.wait()
         _running.discard(process)
     return process.returncode, out, error
@@ -174,9 +176,14 @@ def on_threads(work: Callable[[_Given], _Made], all_of: Iterable[_Given], many: 
         pool.shutdown(cancel_futures=True)
 
 
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _stop() -> None:
     for process in list(_running):
-        process.kill()
+        _kill(process)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
