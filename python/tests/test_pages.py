@@ -55,7 +55,9 @@ def test_numbers_are_those_without_neap_where_all_that_can_move_does(
     expected, _ = run(None)
     monkeypatch.setattr(Search, "plan", plan)
     monkeypatch.setattr(_pages, "_SMALLEST", 0)
-    monkeypatch.setattr(_pages, "_on_sparse_pages", _pages._movable)
+    monkeypatch.setattr(
+        _pages, "_on_sparse_pages", lambda tensors, holders, most: _pages._movable(tensors, holders)
+    )
     monkeypatch.setattr(_pages, "reserved_now", lambda: 1 << 60)
     found, report = run("50%")
     assert report is not None
@@ -130,10 +132,18 @@ def test_pages_that_are_at_most_half_full_are_cleared(monkeypatch: pytest.Monkey
             for n in range(first // PAGE, (end - 1) // PAGE + 1)
         ]
     monkeypatch.setattr(_pages, "_blocks", lambda: iter(pages.items()))
-    chosen = _pages._on_sparse_pages(tensors, [])
-    assert [found[0].numel() for found in chosen] == [1, 2, 4, 5]
-    chosen = _pages._on_sparse_pages(tensors[:4], [])  # The last one can't be moved.
-    assert [found[0].numel() for found in chosen] == [1, 2]
+
+    def chosen(known: list[torch.Tensor], most: int) -> list[int]:
+        return [found[0].numel() for found in _pages._on_sparse_pages(known, [], most)]
+
+    assert chosen(tensors, 1 << 40) == [1, 2, 4, 5]
+    assert chosen(tensors[:4], 1 << 40) == [1, 2]  # The last one can't be moved.
+    # No more than what is missing, with a page of room.
+    assert chosen(tensors, -8 * MIB) == [1, 2]
+    assert chosen(tensors, -PAGE) == []
+    with monkeypatch.context() as larger:  # What takes a page elsewhere gives none back.
+        larger.setattr(_pages, "PAGE", 12)
+        assert 2 not in chosen(tensors, 1 << 40)
 
 
 def test_blocks_are_counted_on_each_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ class Pages:
         stay = set(map(id, parameters))
         saved = [one for one in (reference() for reference in self._saved) if one is not None]
         tensors = [*gradients, *(one for one in saved if id(one) not in stay)]
-        storages = _on_sparse_pages(tensors, holders())
+        storages = _on_sparse_pages(tensors, holders(), after + more - self._limit)
         total = sum(one[0].untyped_storage().nbytes() for one in storages)
         if total:
             beside = after + total + PAGE <= self._limit
@@ -144,26 +144,37 @@ def _move(storages: Sequence[Views], total: int, beside: bool) -> None:
             tensor.data = bare.set_(new.untyped_storage(), *seen[id(tensor)])
 
 
-def _on_sparse_pages(tensors: Iterable[torch.Tensor], holders: Iterable[Holder]) -> list[Views]:
-    """Those that can be moved and lie on a page that is at most half full, and that nothing else
-    lies on.
+def _on_sparse_pages(
+    tensors: Iterable[torch.Tensor], holders: Iterable[Holder], most: int
+) -> list[Views]:
+    """Storages that keep pages for little: less than a page in all, with nothing else on it. Those
+    of the emptiest pages, until these give back ``most`` bytes and a page more than the storages
+    take elsewhere.
     """
     movable = {one[0].untyped_storage().data_ptr(): one for one in _movable(tensors, holders)}
     live: dict[tuple[int, int], int] = {}
     fixed: set[tuple[int, int]] = set()
-    pages_of: dict[int, list[tuple[int, int]]] = {}
+    lying: dict[tuple[int, int], list[int]] = {}
     for address, pages in _blocks():
-        if address in movable:
-            pages_of[address] = [page for page, _ in pages]
-        else:
-            fixed.update(page for page, _ in pages)
         for page, inside in pages:
             live[page] = live.get(page, 0) + inside
-    return [
-        movable[address]
-        for address, pages in pages_of.items()
-        if any(live[page] <= PAGE // 2 and page not in fixed for page in pages)
-    ]
+            if address in movable:
+                lying.setdefault(page, []).append(address)
+            else:
+                fixed.add(page)
+    size = {address: one[0].untyped_storage().nbytes() for address, one in movable.items()}
+    kept = {page: sum(size[one] for one in all_on) for page, all_on in lying.items()}
+    found: set[int] = set()
+    left = most + PAGE
+    for page in sorted(lying, key=lambda page: (kept[page], page)):
+        if left <= 0:
+            break
+        if page in fixed or live[page] > PAGE // 2 or kept[page] >= PAGE:
+            continue
+        new = [address for address in lying[page] if address not in found]
+        left -= PAGE - sum(size[address] for address in new)
+        found.update(new)
+    return [one for address, one in movable.items() if address in found]
 
 
 def _blocks() -> Iterator[tuple[int, list[tuple[tuple[int, int], int]]]]:

@@ -68,6 +68,8 @@ class Search:
         """How often the plan was made anew for the present budget."""
         self._tried = 0
         """Iterations that ran by the present plan."""
+        self._spent_ns = 0
+        """How long these took to give back memory and to reserve it again."""
         self._before = 0
         """The most bytes that were reserved by plans before it."""
         self._rounds = 0
@@ -161,7 +163,7 @@ class Search:
         before = self._enforcement.strayed_reserved
         if not self._enforcement.give_back(schedule.limit):
             return
-        self._tried = 0
+        self._tried = self._spent_ns = 0
         if before <= schedule.limit:
             self._say(
                 f"neap: {self._enforcement.strayed_reserved} bytes were reserved by what the plan "
@@ -197,8 +199,8 @@ class Search:
         changed = self._changed()
         over = self._over(schedule)
         repeats = self._enforcement.repeats()
-        spent = self._runtime.pages.spent_ns
-        schedule.giving_back_ns = max(schedule.giving_back_ns, spent)
+        self._spent_ns += self._runtime.pages.spent_ns
+        schedule.giving_back_ns = self._spent_ns // self._tried
         if changed:
             return self._plan_anew("calls that did not give the same again are kept")
         # Garbage that Python collects now and then may still make a later iteration differ.
@@ -367,7 +369,7 @@ class Search:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
         if self._tried:
             self._before = max(self._before, self._enforcement.peak_reserved())
-        self._tried = 0
+        self._tried = self._spent_ns = 0
         self._missed &= self.settled
         if not schedule.trims:
             self._rounds, self._nearest, self._eased = 0, None, False
