@@ -124,8 +124,7 @@ class Schedule:
             the points above, ``("begin", 0)``, ``("backward", 0)`` and ``("step", 0)``, where
             these begin, ``("after", 0)``, where backward has ended, and ``("step", n)`` before the
             n-th piece of the step.
-        moves: whether tensors of sparse pages are allocated anew there. This copies them twice, so
-            that plans do so only where nothing else keeps to the budget.
+        moves: whether tensors of sparse pages are allocated anew there, which copies them twice.
         giving_back_ns: how long an iteration takes to give back memory and to reserve it again, as
             far as that was seen.
         excluded: why calls of modules can't be run again, with how many.
