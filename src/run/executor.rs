@@ -315,8 +315,8 @@ pub struct Record {
     pub losses: Vec<f32>,
     /// How long each iteration took on the device; on a GPU until the next one began.
     pub iteration_ns: Vec<Nanos>,
-    /// How long each iteration of a job that is alone took by the host's clock, until the next could
-    /// begin.
+    /// How long each iteration of a job that is alone took by the host's clock, until the next
+    /// could begin.
     pub wall_ns: Vec<Nanos>,
     /// How long it took in each of these until all items were enqueued.
     pub submit_ns: Vec<Nanos>,

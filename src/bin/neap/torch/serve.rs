@@ -35,8 +35,8 @@ const LINE: u64 = 64 << 10;
 const LONGEST_PATH: usize = 107;
 /// How long nothing is accepted after that failed.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long it is waited until a script makes room for an offer by reading earlier ones. Hundreds of
-/// them have room, so one without has not read for long, and all others wait meanwhile.
+/// How long it is waited until a script makes room for an offer by reading earlier ones. Hundreds
+/// of them have room, so one without has not read for long, and all others wait meanwhile.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a process that has connected may take to say what it is.
 const FIRST_LINE: Duration = Duration::from_secs(10);
