@@ -29,13 +29,12 @@ def whole(path: str | os.PathLike[str]) -> Iterator[str]:
                 shutil.copyfileobj(file, out)
         return
     partial = f"{target}.{os.urandom(8).hex()}.tmp"
-    mode = 0o644
-    with contextlib.suppress(OSError):
-        mode = os.stat(target).st_mode & 0o777 | 0o600
     # No file that another process has put there is followed or opened.
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     try:
         yield partial
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(partial, os.stat(target).st_mode & 0o777)
         os.replace(partial, target)
     finally:
         with contextlib.suppress(OSError):

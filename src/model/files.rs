@@ -201,6 +201,10 @@ impl Output {
             Self::Through(mut file) => file.flush(),
             Self::Whole(file, target) => {
                 let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+                // A file that only its user may read stays so.
+                if let Ok(there) = std::fs::metadata(&target) {
+                    file.as_file().set_permissions(there.permissions())?;
+                }
                 file.persist(target).map(drop).map_err(|e| e.error)
             }
         }
@@ -274,9 +278,7 @@ fn temporary(path: &Path) -> Result<tempfile::NamedTempFile, FileError> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // A file that only its user may read stays so.
-        let there = std::fs::metadata(path).map(|there| there.permissions().mode() & 0o777);
-        builder.permissions(std::fs::Permissions::from_mode(there.unwrap_or(0o644) | 0o600));
+        builder.permissions(std::fs::Permissions::from_mode(0o644));
     }
     builder.prefix(".neap-").tempfile_in(folder).map_err(|e| {
         // tempfile's own error names its temporary file, which the user does not know.

@@ -98,6 +98,10 @@ class Margin:
         if self._best is schedule:
             self._best = None
 
+    def best_but(self, schedule: Schedule) -> Schedule | None:
+        """The best plan that fits, if it is another one."""
+        return None if self._best is None else self._back(schedule)
+
     def _back(self, schedule: Schedule) -> Schedule | None:
         self.bytes = self._fitted
         return None if self._best is schedule else self._best

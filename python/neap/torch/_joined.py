@@ -100,7 +100,7 @@ class Joined:
         except PlanError as error:
             self._report.notes.append(str(error))
         fits = schedule.met and search.needs(schedule) <= offer.share_bytes
-        slower = schedule.iteration_ns > schedule.unplanned_iteration_ns
+        slower = schedule.time_ns > schedule.unplanned_iteration_ns
         if fits and search.settled and not (slower and offer.share_bytes > schedule.budget_bytes):
             schedule.budget_bytes = self._report.budget_bytes = offer.share_bytes
             self._enforcement.lift()

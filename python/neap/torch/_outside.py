@@ -153,6 +153,7 @@ def run(command: list[str], seconds: float, given: str = "") -> tuple[int, str, 
     try:
         out, error = process.communicate(given, timeout=seconds)
     except subprocess.TimeoutExpired:
+        _kill(process)  # Also where it has ended, and what it has started has not.
         raise TimeoutError(f"it took longer than {seconds:.0f} s") from None
     finally:
         if process.poll() is None:
@@ -177,7 +178,7 @@ def on_threads(work: Callable[[_Given], _Made], all_of: Iterable[_Given], many: 
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -52,7 +52,7 @@ class Pages:
         self._counts = counts
         self._parameters = parameters
         self._points: dict[Point, int] = {}
-        self._limit = 0
+        self._schedule: Schedule | None = None
         self._saved: list[weakref.ref[torch.Tensor]] = []
         self.acts = False
         """Whether there are such points."""
@@ -65,7 +65,7 @@ class Pages:
         """From now on does what ``schedule`` says."""
         trims = () if schedule is None else schedule.trims
         self._points = {(kind, number): more for kind, number, more in trims}
-        self._limit = 0 if schedule is None else schedule.limit
+        self._schedule = schedule
         self.acts = bool(trims)
         self.moves = schedule is not None and schedule.moves
         self._saved = []
@@ -89,35 +89,37 @@ class Pages:
 
     def keep(self, more: int, holders: Callable[[], list[Holder]]) -> bool:
         """Gives memory back if ``more`` bytes would be too much; whether it did."""
-        before = reserved_now()
-        if before + more <= self._limit:
+        before, limit = reserved_now(), 0 if self._schedule is None else self._schedule.limit
+        if before + more <= limit:
             return False
         self._counts.trims += 1
         torch.cuda.empty_cache()
         after = reserved_now()
         self.spent_ns += _WAIT_NS + (before - after) // PAGE * _PAGE_NS
-        enough = after + more <= self._limit
-        if enough or not self.moves or with_others():
+        enough = after + more <= limit
+        # When an iteration begins all that is free goes, and nothing is in the way yet.
+        if enough or more >= limit or not self.moves or with_others():
             return True
         parameters = list(self._parameters().values())
         gradients = [one.grad for one in parameters if one.grad is not None]
         stay = set(map(id, parameters))
         saved = [one for one in (reference() for reference in self._saved) if one is not None]
         tensors = [*gradients, *(one for one in saved if id(one) not in stay)]
-        storages = _on_sparse_pages(tensors, holders(), after + more - self._limit)
+        storages = _on_sparse_pages(tensors, holders(), after + more - limit)
         total = sum(one[0].untyped_storage().nbytes() for one in storages)
         if total:
-            beside = after + total + PAGE <= self._limit
+            beside = after + total + PAGE <= limit
             _move(storages, total, beside)
             self._counts.bytes_moved += total
-            self.spent_ns += _WAIT_NS + total // (_BESIDE if beside else _THROUGH_HOST)
+            rate = _BESIDE if beside else _THROUGH_HOST
+            self.spent_ns += 2 * _WAIT_NS + total // PAGE * _PAGE_NS + total // rate
         return True
 
 
 def _move(storages: Sequence[Views], total: int, beside: bool) -> None:
     """Allocates these storages of ``total`` bytes anew, after the allocator has given back the
     pages that they leave. Meanwhile their content is on the device, ``beside`` them, or on the
-    host; on the pages that they leave is room for all of them.
+    host. The pages that they leave have room for all of them.
     """
     sizes = [one[0].untyped_storage().nbytes() for one in storages]
     if beside:
@@ -142,14 +144,18 @@ def _move(storages: Sequence[Views], total: int, beside: bool) -> None:
         for tensor in one:
             bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             tensor.data = bare.set_(new.untyped_storage(), *seen[id(tensor)])
+    if beside:
+        away.clear()
+        del kept, copy
+        torch.cuda.empty_cache()
 
 
 def _on_sparse_pages(
     tensors: Iterable[torch.Tensor], holders: Iterable[Holder], most: int
 ) -> list[Views]:
-    """Storages that keep pages for little: less than a page in all, with nothing else on it. Those
-    of the emptiest pages, until these give back ``most`` bytes and a page more than the storages
-    take elsewhere.
+    """Storages on pages that hold little: at most half a page, of storages that can all move and
+    take less than a page in all. Chosen are those of the emptiest pages, until these give back
+    ``most`` bytes and a page more than the storages take elsewhere.
     """
     movable = {one[0].untyped_storage().data_ptr(): one for one in _movable(tensors, holders)}
     live: dict[tuple[int, int], int] = {}

@@ -61,8 +61,7 @@ class Report:
         margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
             what it gives out.
         trims: points of an iteration at which the allocator may give back free memory.
-        gave_back: how often it did, and ``moved_bytes`` what was copied to the host and allocated
-            anew for it; what this takes is not predicted.
+        gave_back: how often it did, and ``moved_bytes`` what was copied and allocated anew for it.
         peak_allocated_bytes, peak_reserved_bytes: measured since the plan acts; 0 on the CPU.
         swapped_out, swapped_in: copies of activations; ``late`` of those back were waited for.
         freed: storages of swapped activations that were seen to be gone from the device.
@@ -206,7 +205,7 @@ class Report:
             lines.append(
                 f"  the allocator gave back free memory {self.gave_back} times, and "
                 f"{size(self.moved_bytes)} were allocated anew for it; its time in the prediction "
-                "is an estimate, without these copies"
+                "is an estimate"
             )
         lines += [f"  planned anew: {why}" for why in self.replans]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

@@ -18,8 +18,8 @@ from neap.torch._runtime import Runtime
 from neap.torch._schedule import PAGE, Schedule
 
 _REPLANS = 6
-"""The most plans that are made anew because of what the first iterations showed, without trims and
-with.
+"""The most plans that are made anew because of what the first iterations showed, counted apart
+without and with trims.
 """
 _LONGEST = 8
 """How many iterations of a plan are looked at while memory lies otherwise after each."""
@@ -68,6 +68,8 @@ class Search:
         """How often the plan was made anew for the present budget."""
         self._tried = 0
         """Iterations that ran by the present plan."""
+        self._looked = 0
+        """How many of these ran since it began, what did not run by it aside."""
         self._spent_ns = 0
         """How long these took to give back memory and to reserve it again."""
         self._before = 0
@@ -117,6 +119,7 @@ class Search:
         """The plan acts from now on."""
         if self._missed and self.settled:  # It missed the budget least of all.
             self._report.say_whether_met(schedule, False)
+        self._trims |= bool(schedule.trims)
         self._report.margin_bytes = self._margin(schedule).bytes
         self._measure(schedule)
 
@@ -127,6 +130,7 @@ class Search:
     def ran(self, schedule: Schedule) -> Schedule | None:
         """After an iteration that ran by the plan."""
         self._tried += 1
+        self._looked += 1
         self._enforcement.mark()
         if not self.settled:
             return self._look(schedule)
@@ -143,7 +147,7 @@ class Search:
             # What it reserves is measured anew after an iteration without the plan.
             self._settle(schedule, True)
         elif self._runtime.meter is not None and self._runtime.meter.turn():
-            return self._feed_back()
+            return self._feed_back(schedule)
         return None
 
     def strayed(self, schedule: Schedule) -> None:
@@ -163,7 +167,7 @@ class Search:
         before = self._enforcement.strayed_reserved
         if not self._enforcement.give_back(schedule.limit):
             return
-        self._tried = self._spent_ns = 0
+        self._tried = 0
         if before <= schedule.limit:
             self._say(
                 f"neap: {self._enforcement.strayed_reserved} bytes were reserved by what the plan "
@@ -200,13 +204,16 @@ class Search:
         over = self._over(schedule)
         repeats = self._enforcement.repeats()
         self._spent_ns += self._runtime.pages.spent_ns
-        schedule.giving_back_ns = self._spent_ns // self._tried
+        schedule.giving_back_ns = self._spent_ns // self._looked
         if changed:
+            self._quickest = self._nearest = None
+            self._trims = False
+            self._forget_plans()
             return self._plan_anew("calls that did not give the same again are kept")
         # Garbage that Python collects now and then may still make a later iteration differ.
         soon = repeats and not schedule.trims and not self._again
-        if over <= 0 and self._tried < (2 if soon else _LONGEST):
-            return self._giving_back_less(schedule) if self._tried == 2 else None
+        if over <= 0 and self._looked < (2 if soon else _LONGEST):
+            return self._giving_back_less(schedule) if self._looked == 2 else None
         if self._tight is not None:
             (tight, bytes_of_tight), self._tight = self._tight, None
             if over > 0:
@@ -265,20 +272,26 @@ class Search:
             return found
         if over > 0 and self._quickest is None:
             self._quickest = schedule, before
-        if found is None or self._replans >= _REPLANS:
+        if found is None:
             return None
+        if self._replans >= _REPLANS or self.planner is None:
+            margin.bytes = before
+            return margin.best_but(schedule)
         unused = f"the allocator left {-over} bytes of the budget unused"
         more = f"the allocator reserved {over} bytes more than the budget"
         instead = self._instead
         other = self._plan_anew(more if over > 0 else unused)
         self._instead = instead
-        if other is None or not self._trims:
+        if other is None:
+            self.settled = instead is None
+            return None
+        if not self._trims:
             return other
         if instead is not None and not other.is_better_than(instead[0]):
             margin.bytes = before
             return None
         self._rounds = 0
-        return replace(other, trims=schedule.trims, moves=schedule.moves)
+        return _with_trims_of(schedule, other)
 
     def _with_trims(self, schedule: Schedule, over: int) -> Schedule | None:
         """The quickest plan that did not fit, with trims, where the one that does takes much
@@ -369,7 +382,7 @@ class Search:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
         if self._tried:
             self._before = max(self._before, self._enforcement.peak_reserved())
-        self._tried = self._spent_ns = 0
+        self._tried = self._looked = self._spent_ns = 0
         self._missed &= self.settled
         if not schedule.trims:
             self._rounds, self._nearest, self._eased = 0, None, False
@@ -389,7 +402,7 @@ class Search:
 
     # -- another plan
 
-    def _feed_back(self) -> Schedule | None:
+    def _feed_back(self, schedule: Schedule) -> Schedule | None:
         """Another plan where copies are quicker or slower than the plan takes them to be."""
         report, meter = self._report, self._runtime.meter
         if meter is None:
@@ -407,10 +420,17 @@ class Search:
         if why is None:
             return None
         profile["link"] = measured_link(meter.rates, profile["link"])
-        self.settled = self._loosened = self._trims = False
+        other = self._plan_anew(why)
+        if other is None:
+            return None
+        self.settled = self._loosened = False
         self._quickest = None
-        self._margins = _margins(*(self._margins[early, False].bytes for early in (False, True)))
-        return self._plan_anew(why)
+        self._forget_plans()
+        return _with_trims_of(schedule, other)
+
+    def _forget_plans(self) -> None:
+        """Margins stay, but not what plans showed before."""
+        self._margins = {kind: Margin(one.bytes) for kind, one in self._margins.items()}
 
     def _plan_anew(self, why: str) -> Schedule | None:
         """Another plan; nothing where the search has ended instead."""
@@ -439,6 +459,13 @@ class Search:
         self._replans = self._again = 0
         self._quickest = self._instead = self._tight = None
         self._margins = _margins(self._learned, self._learned)
+
+
+def _with_trims_of(schedule: Schedule, other: Schedule) -> Schedule:
+    """The other plan with the trims of this one, if it has any."""
+    if not schedule.trims:
+        return other
+    return replace(other, trims=schedule.trims, moves=schedule.moves)
 
 
 def _margins(usual: int, early: int) -> dict[tuple[bool, bool], Margin]:

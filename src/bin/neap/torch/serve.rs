@@ -35,8 +35,8 @@ const LINE: u64 = 64 << 10;
 const LONGEST_PATH: usize = 107;
 /// How long nothing is accepted after that failed.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long it is waited until a script makes room for an offer by reading earlier ones. Hundreds
-/// of them have room, so one without has not read for long, and all others wait meanwhile.
+/// How long the server waits for a script to make room for an offer by reading earlier ones.
+/// Hundreds of them have room, so a script without has not read for long, and all others wait.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a process that has connected may take to say what it is.
 const FIRST_LINE: Duration = Duration::from_secs(10);
@@ -260,10 +260,12 @@ fn listen(id: u64, stream: UnixStream, events: &Sender<Event>, device: &Arc<Prof
                 return;
             }
         };
+        if matches!(event, Event::Joins(..)) {
+            let _ = reader.get_ref().set_read_timeout(None);
+        }
         if events.send(event).is_err() {
             return;
         }
-        let _ = reader.get_ref().set_read_timeout(None);
     }
 }
 

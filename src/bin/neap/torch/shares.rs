@@ -83,9 +83,9 @@ pub struct Shares {
     members: BTreeMap<u64, Member>,
     memo: Arc<Memo>,
     why: String,
-    /// The number of the last change of who shares, and of the last one of whose share is not
-    /// fixed.
+    /// The number of the last change of who shares.
     change: u64,
+    /// The number of the last change of the scripts whose share is not fixed.
     iterations_changed: u64,
     /// The change by whose plan the budget was divided last.
     divided: u64,
@@ -248,7 +248,11 @@ impl Shares {
             memo: Arc::clone(&self.memo),
             free: self.free(),
         });
-        if !many || waits {
+        let targets = self.targets();
+        if many && is_fixed && !targets.contains(&0) {
+            // What it takes is taken from the others at once, in proportion.
+            self.divide(&targets);
+        } else if !many || waits {
             self.divide(&self.peaks());
         }
         if !many {
@@ -267,6 +271,12 @@ impl Shares {
 
     fn peaks(&self) -> Vec<u64> {
         self.iterations().map(|(_, one)| one.peak).collect()
+    }
+
+    /// What the scripts whose share is not fixed have so far.
+    fn targets(&self) -> Vec<u64> {
+        let own = self.members.values().filter(|one| matches!(one.need, Need::Iteration(_)));
+        own.map(|member| member.target.0).collect()
     }
 
     /// What plans that were made before leave of the budget.
@@ -465,6 +475,7 @@ mod tests {
         let offers = bytes(all.planned(planning.change, Err("it takes too long".to_owned())));
         assert_eq!(offers, [(1, 400 << 20)]);
     }
+
     #[test]
     fn a_plan_made_before_waits_for_no_plan_of_all() {
         let mut all = shares(1000 << 20);
