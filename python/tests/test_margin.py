@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import neap.torch
@@ -315,6 +316,60 @@ def test_a_margin_and_trims_together_keep_to_the_budget(
         assert fitted.schedule.iteration_ns == 1_100_000_000 and fitted.report().met
         left = budget - made[0].peak_bytes  # Less than this would give the same plan.
         assert fitted.report().margin_bytes == left + (2 << 20) + 5
+
+
+@pytest.mark.usefixtures("small")
+def test_a_plan_that_fits_comes_back_where_no_more_plans_may_be_made(
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int]
+) -> None:
+    """A smaller margin was tried last, and did not fit."""
+    monkeypatch.setattr(_search, "_REPLANS", 2)
+    made = slower(monkeypatch, 1.01)
+    job = words()
+    with fit(job) as fitted:
+        assert fitted.schedule is not None
+        budget = fitted.schedule.budget_bytes
+        reserved[0] = budget + 5
+        job.iteration()
+        reserved[0] = budget // 2
+        while len(made) < 3:
+            job.iteration()
+        reserved[0] = budget + 5
+        job.iteration()
+        assert fitted.schedule is made[1]
+        reserved[0] = budget // 2
+        while not fitted.settled:
+            job.iteration()
+        assert fitted.schedule is made[1] and fitted.report().met
+
+
+@pytest.mark.usefixtures("small")
+def test_trims_stay_where_the_link_is_slower_than_planned(
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int]
+) -> None:
+    """The plan that is made anew has them too."""
+    monkeypatch.setattr(_search, "_REPLANS", 0)
+    job = words()
+    with fit(job) as fitted:
+        assert fitted.schedule is not None
+        budget = fitted.schedule.budget_bytes
+        reserved[0] = budget + 5
+        while not fitted.schedule.trims:
+            job.iteration()
+        reserved[0] = budget - 5
+        while not fitted.settled:
+            job.iteration()
+        before = fitted.schedule
+        monkeypatch.setattr(_search, "_REPLANS", 1)
+        monkeypatch.setattr(_search, "drifted", lambda rates, link: "copies are slower")
+        monkeypatch.setattr(_search, "measured_link", lambda rates, link: link)
+        monkeypatch.setattr(
+            fitted.runtime, "meter", SimpleNamespace(rates={}, on=False, turn=lambda: True)
+        )
+        job.iteration()
+        monkeypatch.setattr(fitted.runtime, "meter", None)
+        assert fitted.schedule is not before and fitted.schedule.trims == before.trims
+        assert not fitted.settled
 
 
 @pytest.mark.usefixtures("small")
