@@ -635,9 +635,9 @@ class Fit:
             schedule.save(path)
         except OSError as problem:  # Such as a full disk.
             text = f"the plan can't be written to {path}: {problem.strerror}"
-            self._save_plan = None
-            self._report.notes.append(text)
-            self._say(f"neap: {text}")
+            if text not in self._report.notes:
+                self._report.notes.append(text)
+                self._say(f"neap: {text}")
 
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule

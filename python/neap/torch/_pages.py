@@ -123,8 +123,11 @@ def _move(storages: Sequence[Views], total: int, beside: bool) -> None:
     """
     sizes = [one[0].untyped_storage().nbytes() for one in storages]
     if beside:
-        kept = torch.empty(total, dtype=torch.uint8, device=storages[0][0].device)
-    else:
+        try:
+            kept = torch.empty(total, dtype=torch.uint8, device=storages[0][0].device)
+        except torch.cuda.OutOfMemoryError:  # Other processes have what the budget leaves.
+            beside = False
+    if not beside:
         kept = host_memory(total, pin=any(one[0].is_cuda for one in storages))
     away: list[tuple[torch.Tensor, Views]] = []
     seen: dict[int, tuple[int, torch.Size, tuple[int, ...]]] = {}
