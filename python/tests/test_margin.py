@@ -222,6 +222,18 @@ def test_a_plan_with_trims_gets_more_when_a_later_iteration_shows_that_it_needs_
             assert fitted.schedule.trims == trims
 
 
+def until_trims(job: Job, fitted: neap.torch.Fit, reserved: list[int]) -> int:
+    """Comes to the first plan with trims: the next one fits, but is much slower. The budget."""
+    assert fitted.schedule is not None
+    budget = fitted.schedule.budget_bytes
+    reserved[0] = budget + 5
+    job.iteration()
+    reserved[0] = budget - budget // 50
+    while not fitted.schedule.trims:
+        job.iteration()
+    return budget
+
+
 def slower(monkeypatch: pytest.MonkeyPatch, longer: float) -> list[Schedule]:
     """The plans that will be made: all meet their budget, and all but the first take longer."""
     planned = Search.plan
@@ -297,13 +309,8 @@ def test_a_margin_and_trims_together_keep_to_the_budget(
     monkeypatch.setattr(Search, "plan", plan)
     job = words()
     with fit(job) as fitted:
+        budget = until_trims(job, fitted, reserved)
         assert fitted.schedule is not None
-        budget = fitted.schedule.budget_bytes
-        reserved[0] = budget + 5
-        job.iteration()
-        reserved[0] = budget - budget // 50
-        while not fitted.schedule.trims:  # What fits takes twice as long.
-            job.iteration()
         reserved[0] = budget + 5
         Found.points = []
         job.iteration()
@@ -382,13 +389,7 @@ def test_the_time_of_giving_back_counts(
     monkeypatch.setattr(Pages, "spent_ns", spent, raising=False)
     job = words()
     with fit(job) as fitted:
-        assert fitted.schedule is not None
-        budget = fitted.schedule.budget_bytes
-        reserved[0] = budget + 5
-        job.iteration()
-        reserved[0] = budget - budget // 50
-        while not fitted.schedule.trims:
-            job.iteration()
+        until_trims(job, fitted, reserved)
         while not fitted.settled:
             job.iteration()
         assert fitted.schedule is made[1]

@@ -41,13 +41,13 @@ print("done")
 """
 
 
-def train(budget: str = "80%", cache: bool = False) -> tuple[Report, Schedule | None]:
+def train(budget: str = "80%", **more: Any) -> tuple[Report, Schedule | None]:
     """The report of some iterations of a small job, and the plan that acted at their end."""
     torch.manual_seed(3)
     layers = [one for _ in range(4) for one in (torch.nn.Linear(32, 32), torch.nn.Tanh())]
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    fitted = Fit([model], [optimizer], budget, "host", lambda text: None, cache=cache)
+    fitted = Fit([model], [optimizer], budget, "host", lambda text: None, **more)
     for _ in range(6):
         optimizer.zero_grad()
         model(torch.randn(256, 32)).square().mean().backward()
@@ -172,16 +172,7 @@ def test_a_plan_that_cannot_be_written_acts(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(_outside, "write", full)
-    torch.manual_seed(3)
-    layers = [one for _ in range(4) for one in (torch.nn.Linear(32, 32), torch.nn.Tanh())]
-    model = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    fitted = Fit([model], [optimizer], "80%", "host", lambda text: None, save_plan="full.json")
-    for _ in range(6):
-        optimizer.zero_grad()
-        model(torch.randn(256, 32)).square().mean().backward()
-        optimizer.step()
-    report = fitted.close()
+    report, _ = train(save_plan="full.json")
     assert report.planned > 0
     assert "the plan can't be written to full.json: No space left on device" in report.notes
 

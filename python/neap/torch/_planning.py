@@ -23,7 +23,7 @@ from neap.torch._problem import Problem
 from neap.torch._ranges import Range, candidates, operators
 from neap.torch._recorder import Recorder
 from neap.torch._remake import Remake
-from neap.torch._schedule import Again, Schedule
+from neap.torch._schedule import MALFORMED, Again, Schedule
 from neap.torch._storage import Storage
 
 _RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
@@ -46,6 +46,10 @@ Bans = Collection[tuple[str, int]]
 
 class PlanError(RuntimeError):
     """No plan could be made; says why."""
+
+
+def _other(neap: str, why: str) -> PlanError:
+    return PlanError(f"{neap} is no neap of this version: {why}")
 
 
 def executable() -> str:
@@ -85,7 +89,7 @@ def _answered(command: list[str], seconds: float = _PATIENCE_S, given: str = "")
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise PlanError(f"{command[0]} is no neap of this version: it answered {text[:80]!r}")
+        raise _other(command[0], f"it answered {text[:80]!r}")
     return answer
 
 
@@ -130,7 +134,7 @@ class Planner:
             times = [self.neap, "script", "times", full, "--device", device]
             durations: dict[str, int] = _answered(times, self._seconds)
             if not all(type(ns) is int and 0 <= ns <= _LONGEST_NS for ns in durations.values()):
-                raise PlanError(f"{self.neap} is no neap of this version: it answered no times")
+                raise _other(self.neap, "it answered no times")
         self.ranges: list[Range] = []
         self._soon_ranges: list[Range] = []
         self.excluded: dict[str, int] = {}
@@ -238,8 +242,8 @@ class Planner:
             answer = _answered(command, self._seconds, question)
         try:
             made = self._schedule(answer)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise PlanError(f"{self.neap} is no neap of this version: {error!r}") from None
+        except MALFORMED as error:
+            raise _other(self.neap, repr(error)) from None
         made.budget_bytes = asked
         if kept is not None:
             with contextlib.suppress(OSError):

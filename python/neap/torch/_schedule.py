@@ -30,6 +30,9 @@ PAGE = 20 << 20
 _SLACK = 32
 """Beside a plan that does not meet its budget, this part of its peak may lie free, or a page."""
 
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading JSON raises whose values are not of the kind that is expected."""
+
 _LARGEST = 1 << 50
 """More bytes are no iteration's."""
 
@@ -235,7 +238,7 @@ class Schedule:
             )
         try:
             return _read(form)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise ValueError(
                 f"{name} is damaged ({type(error).__name__}: {error}); plan again"
             ) from None

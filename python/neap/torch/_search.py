@@ -28,8 +28,6 @@ _AGAIN = 8
 _ROUNDS = 16
 """How often, at most, a plan gets more points at which the allocator gives memory back."""
 
-_EITHER = (False, True)
-
 
 class Search:
     """The search of one fit.
@@ -62,7 +60,7 @@ class Search:
         self._say = say
         self._learned = 0
         """The margin that the watched iterations showed."""
-        self._margins = _margins(0, 0)
+        self._margins = _margins(0)
         """Those of plans with updates inside backward, or not, and with trims, or not."""
         self._replans = 0
         """How often the plan was made anew for the present budget."""
@@ -206,7 +204,7 @@ class Search:
         self._spent_ns += self._runtime.pages.spent_ns
         schedule.giving_back_ns = self._spent_ns // self._looked
         if changed:
-            self._quickest = self._nearest = None
+            self._quickest = self._nearest = self._instead = None
             self._trims = False
             self._forget_plans()
             return self._plan_anew("calls that did not give the same again are kept")
@@ -279,15 +277,10 @@ class Search:
             return margin.best_but(schedule)
         unused = f"the allocator left {-over} bytes of the budget unused"
         more = f"the allocator reserved {over} bytes more than the budget"
-        instead = self._instead
         other = self._plan_anew(more if over > 0 else unused)
-        self._instead = instead
-        if other is None:
-            self.settled = instead is None
-            return None
-        if not self._trims:
+        if other is None or not self._trims:
             return other
-        if instead is not None and not other.is_better_than(instead[0]):
+        if self._instead is not None and not other.is_better_than(self._instead[0]):
             margin.bytes = before
             return None
         self._rounds = 0
@@ -433,9 +426,11 @@ class Search:
         self._margins = {kind: Margin(one.bytes) for kind, one in self._margins.items()}
 
     def _plan_anew(self, why: str) -> Schedule | None:
-        """Another plan; nothing where the search has ended instead."""
+        """Another plan; nothing where there is none. Then the search has ended, unless a plan that
+        fits without trims is left.
+        """
         report = self._report
-        self._instead = self._tight = None
+        self._tight = None
         if self._replans >= _REPLANS or self.planner is None:
             self._end()
             return None
@@ -446,7 +441,8 @@ class Search:
             return self.plan(self.planner)
         except PlanError as error:
             report.notes.append(str(error))
-            self._end()
+            if self._instead is None:
+                self._end()
             return None
 
     def _end(self) -> None:
@@ -458,7 +454,7 @@ class Search:
         self.settled = self._loosened = self._trims = False
         self._replans = self._again = 0
         self._quickest = self._instead = self._tight = None
-        self._margins = _margins(self._learned, self._learned)
+        self._margins = _margins(self._learned)
 
 
 def _with_trims_of(schedule: Schedule, other: Schedule) -> Schedule:
@@ -468,8 +464,7 @@ def _with_trims_of(schedule: Schedule, other: Schedule) -> Schedule:
     return replace(other, trims=schedule.trims, moves=schedule.moves)
 
 
-def _margins(usual: int, early: int) -> dict[tuple[bool, bool], Margin]:
-    """Margins that begin at these bytes."""
-    return {
-        (soon, trims): Margin(early if soon else usual) for soon in _EITHER for trims in _EITHER
-    }
+def _margins(size: int) -> dict[tuple[bool, bool], Margin]:
+    """Margins that begin at this many bytes."""
+    either = (False, True)
+    return {(early, trims): Margin(size) for early in either for trims in either}

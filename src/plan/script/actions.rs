@@ -8,11 +8,11 @@ use serde::Serialize;
 use super::graph::{self, Is, Planned};
 use super::loans;
 use super::updates;
-use super::world::{Activation, Change, World};
+use super::world::{Activation, Change, World, blocks};
 use crate::contract::Event;
 use crate::sim::engine::Run;
 use crate::sim::program::{Direction, Program};
-use crate::units::{Bytes, TensorId};
+use crate::units::TensorId;
 
 /// A point at which the package acts: its kind, and its number among those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -328,7 +328,7 @@ fn loan_moves(
         }
         let comes = if number == 0 { back.max(plan.comes(tensor)) } else { back };
         let bring = first(moments, comes).unwrap_or(home).min(home);
-        let bytes = Bytes(about.bytes).in_blocks().0.cast_signed();
+        let bytes = blocks(about.bytes);
         let what = What::Loan(loan, home);
         let copied = copied.max(begin);
         (moments[drop].place >= begin && drop < bring).then_some(Move {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::loans::{self, Loan};
 use super::problem::Phase;
 use super::updates;
-use super::world::{Change, World};
+use super::world::{Change, World, blocks};
 use crate::contract::{Latency, Source};
 use crate::job::{self, Arg, Dtype, Graph, GraphError, Operand, Replay, Role, Tensor};
 use crate::units::{Bytes, Nanos, TensorId};
@@ -82,7 +82,7 @@ pub fn graph(world: &World<'_>, divisible: bool) -> Result<Planned, GraphError> 
     for (number, loan) in loans.iter().enumerate() {
         let uses: BTreeSet<usize> = loan.uses.iter().copied().collect();
         let away = backward.map_or(0..0, |(_, first, after)| first..after);
-        change.stand(-Bytes(loan.bytes).in_blocks().0.cast_signed(), 0, count);
+        change.stand(-blocks(loan.bytes), 0, count);
         for place in (0..count).filter(|place| uses.contains(place) || !away.contains(place)) {
             touches[place].push((states + 1 + number, written(place, &loan.members)));
         }

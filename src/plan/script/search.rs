@@ -228,7 +228,7 @@ impl<'a> Search<'a> {
             |number: usize| range(number).worth(range(number).bytes(self.problem), self.iteration);
         let mut inside = set.to_vec();
         inside.sort_by_key(|&number| (worth(number), Reverse(range(number).first)));
-        // What is last in forward often gives nothing back: it is there again when memory is full.
+        // What is last in forward is there again when memory is full, and may give nothing back.
         let last = set.iter().copied().max_by_key(|&number| range(number).first);
         let removed = inside.into_iter().take(NEAR).chain(last);
         let without = |one: usize| set.iter().copied().filter(|&other| other != one).collect();
@@ -293,7 +293,7 @@ impl<'a> Search<'a> {
     fn sketch(&self, set: Vec<usize>) -> Result<Made<'a>, ScriptError> {
         let world = World::new(self.problem, self.way, set);
         let planned = graph(&world, self.divisible)?;
-        // Streaming is a search of its own, and hardly changes which set is best.
+        // Streaming is a search of its own, too long for each set; the finalists get it.
         let (stream, linger) = (false, false);
         let method = Method::Neap(neap::Options { stream, linger, ..options(0, false) });
         let Planned { graph, latencies, .. } = &planned;
@@ -356,7 +356,7 @@ impl<'a> Search<'a> {
             return Ok(best);
         }
         best.improve(self.made(&best, options(self.effort, true))?);
-        // Swaps alone are many. Often fewer are as quick, and each costs the host its time.
+        // Swaps alone are many, and each costs the host its time: fewer may be as quick.
         if all_banned && best.found.met {
             let fewer = neap::Options { min_swap: LARGER, ..options(self.effort, true) };
             best.improve(self.made(&best, fewer)?);

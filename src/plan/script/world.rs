@@ -112,7 +112,8 @@ const fn signed(bytes: u64) -> i64 {
     bytes.cast_signed()
 }
 
-const fn blocks(bytes: u64) -> i64 {
+/// The bytes that the allocator gives out for a tensor of this size.
+pub(super) const fn blocks(bytes: u64) -> i64 {
     signed(Bytes(bytes).in_blocks().0)
 }
 

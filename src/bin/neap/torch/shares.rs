@@ -275,8 +275,7 @@ impl Shares {
 
     /// What the scripts whose share is not fixed have so far.
     fn targets(&self) -> Vec<u64> {
-        let own = self.members.values().filter(|one| matches!(one.need, Need::Iteration(_)));
-        own.map(|member| member.target.0).collect()
+        self.iterations().map(|(id, _)| self.members[&id].target.0).collect()
     }
 
     /// What plans that were made before leave of the budget.
