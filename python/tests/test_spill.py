@@ -101,7 +101,7 @@ def test_a_given_plan_stays_once_it_was_seen_to_be_the_scripts() -> None:
     said: list[str] = []
     fit = Fit([job.model], [job.optimizer], 110_000, "host", said.append, schedule=plan)
     job.iteration()
-    assert fit.runtime.spill is None
+    assert fit.runtime.policy.limit == plan.limit
     job.model.eval()
     job.iteration()
     job.model.train()

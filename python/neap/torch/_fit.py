@@ -34,7 +34,6 @@ from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
-from neap.torch._spill import Spill
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._timeline import Timeline
@@ -49,6 +48,9 @@ _FEW = 7
 """The iterations that are watched where their sizes vary; the plan is for the largest of them."""
 
 _VARIES = "sizes vary: the plan is for the largest iteration that was watched, and swaps alone"
+
+_UNLIKE = "no two iterations in a row were alike"
+_HOLDS = "what autograd saves leaves for the host as memory nears the budget, and nothing else"
 
 _PATIENCE = 4
 """The iterations in a row that differ from the plan after which the script is watched anew. The
@@ -121,7 +123,9 @@ class Fit:
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
         self.enforcement = Enforcement(self.device, strict or share is not None)
-        self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
+        self.runtime = Runtime(
+            self.device, self.watch.module_of, self._parameters, self.enforcement.standing
+        )
         self.runtime.guard = self.guard
         self.runtime.differs, self.runtime.saves = self.enforcement.lift, self._saves
         self._leftovers = Leftovers(self._report, say, self.enforcement.standing)
@@ -326,7 +330,7 @@ class Fit:
     def _runs_on(self, device: str) -> None:
         """The device is known, and a plan that was given acts from now on."""
         known, self.device = self.device, device
-        self.runtime.device = self.enforcement.device = device
+        self.runtime.device = self.runtime.policy.device = self.enforcement.device = device
         pending, self._pending = self._pending, None
         if pending is None and known != device:
             pending = self.schedule
@@ -392,6 +396,7 @@ class Fit:
                     self._act(other)
             else:
                 self._count(why)
+                self._kept_to(self.schedule.limit)
                 self.search.strayed(self.schedule)
                 if self._replaces_given(self.schedule, why):
                     return
@@ -407,6 +412,10 @@ class Fit:
             return
         if self._planning_ended:
             self._count("there is no plan")
+            limit = self.runtime.policy.limit
+            if limit:
+                self._kept_to(limit)
+                self.enforcement.give_back(limit)
             return
         self._count("watching")
         if self.watch.backward_depth:
@@ -417,11 +426,17 @@ class Fit:
             return
         self._watch()
 
+    def _kept_to(self, limit: int) -> None:
+        """An iteration without the plan has ended, in which what was saved could leave."""
+        policy = self.runtime.policy
+        self._report.by_policy += bool(policy.left)
+        policy.ended(self.enforcement.peak_reserved() - limit)
+
     def _proved(self) -> None:
         """The plan is this script's, and there are states now."""
         given, self._unproved = self._unproved, False
-        self.runtime.spill = None
         if given and self.schedule is not None:
+            self.runtime.policy.begin(self.schedule.limit)
             self._together(self.schedule)
 
     def _replaces_given(self, schedule: Schedule, why: str) -> bool:
@@ -475,6 +490,22 @@ class Fit:
         if self._recorder is not None:
             self._recorder.stop()
             self._recorder = None
+
+    # -- without a plan
+
+    def _hold(self, recorder: Recorder, peak: int) -> None:
+        """No plan will come: what is saved leaves as memory nears the budget. ``peak`` is that of
+        the iterations that were watched.
+        """
+        budget = self.search.budget(peak)
+        self._report.budget_bytes, self._report.unplanned_peak_bytes = budget, peak
+        self.enforcement.restart()
+        saved = {one.storage for one in recorder.packs if one.iteration == len(recorder.cuts) - 2}
+        size_of = sum(one.bytes for one in saved if one is not None and not one.persistent)
+        self.runtime.policy.begin(budget, peak - size_of)
+        self.enforcement.begin(budget)
+        self._say(f"neap: {_HOLDS}; budget {budget} bytes, peak seen {peak}")
+        self._report.notes.append(_HOLDS)
 
     # -- planning
 
@@ -542,7 +573,9 @@ class Fit:
             self._give_up(str(error))
             return
         if not found.steady:
-            self._give_up("no two iterations in a row were alike")
+            self._give_up(_UNLIKE)
+            if self.schedule is None:
+                self._hold(recorder, max([*recorder.peaks, found.peak]))
             return
         self._say("neap: planning")
         self.search.start(found.peak)
@@ -663,8 +696,7 @@ class Fit:
         self._together(schedule)
         self._leftovers.acts()
         self.search.begin(schedule)
-        if self._unproved:
-            self.runtime.spill = Spill(self.device)
+        self.runtime.policy.begin(0 if self._unproved else schedule.limit)
         self.runtime.follow(schedule)
         self._times = []
         self._began = time.perf_counter()

@@ -19,6 +19,7 @@ class Lane:
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
         self.ends: list[Any] = []
+        self._coming: dict[int, torch.Tensor] = {}
         self._fence = torch.cuda.Event()
         self._device = self.stream.device_index
         self._compute: Any = None
@@ -58,6 +59,23 @@ class Lane:
     def wait(self, number: int) -> None:
         """The compute stream goes on after the copy of this number."""
         self._wait(self.ends[number], self.compute())
+
+    def comes(self, number: int, here: torch.Tensor) -> None:
+        """The copy of this number to the device has been asked for. Its memory, which the compute
+        stream gave out, is held until that waits for the copy.
+        """
+        self._coming[number] = here
+        self.ended(number)
+
+    def arrived(self, number: int) -> None:
+        """The compute stream goes on after the copy of this number to the device."""
+        self.wait(number)
+        self._coming.pop(number, None)
+
+    def settle(self) -> None:
+        """The same for the copies that nothing has waited for."""
+        for number in [*self._coming]:
+            self.arrived(number)
 
 
 def _named(stream: Any) -> tuple[int, int, int]:

@@ -56,6 +56,8 @@ class Report:
     Attributes:
         planned: iterations that ran by the plan from beginning to end.
         unplanned: iterations that ran without it, by reason.
+        by_policy: those of them in which what autograd saved left for the host as memory neared the
+            budget.
         met: whether nothing reserved more than the budget since the plan acts; false on a device
             before an iteration has run by the plan.
         margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
@@ -87,6 +89,7 @@ class Report:
     predicted_iteration_ns: int = 0
     unplanned_iteration_ns: int = 0
     margin_bytes: int = 0
+    by_policy: int = 0
     met: bool = False
     planned: int = 0
     unplanned: dict[str, int] = field(default_factory=dict)

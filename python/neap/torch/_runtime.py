@@ -23,10 +23,10 @@ from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter, noted, noting
 from neap.torch._pages import Pages
 from neap.torch._pinned import host_memory
+from neap.torch._policy import Policy
 from neap.torch._recompute import Recompute
 from neap.torch._remake import Made, Remakes
 from neap.torch._schedule import Due, Schedule, due
-from neap.torch._spill import Spill
 from neap.torch._storage import PLAIN, blocks
 from neap.torch._timeline import Timeline
 from neap.torch._turns import Turns
@@ -47,6 +47,7 @@ class Runtime:
         device: the type of the device that the model is on.
         find: the module of a path, for calls that run again.
         parameters: the parameters by name, for those that leave.
+        standing: the bytes that the device's allocator has given out now.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Runtime:
         device: str,
         find: Callable[[str], torch.nn.Module | None] = lambda path: None,
         parameters: Callable[[], dict[str, torch.Tensor]] = dict,
+        standing: Callable[[], int] = int,
     ) -> None:
         self.device = device
         self.guard: Guard = ALONE
@@ -67,14 +69,12 @@ class Runtime:
         """What is yet to be done in this iteration when backward begins."""
         self.turns: Turns | None = None
         """What moves states around updates inside backward."""
-        self.spill: Spill | None = None
-        """What keeps saved tensors on the host in an iteration that is not as planned."""
+        self.policy = Policy(device, self.counts, standing)
+        """What sends saved tensors to the host in an iteration that is not as planned."""
         self.timeline: Timeline | None = None
         self.meter: Meter | None = None
         self.schedule: Schedule | None = None
         self.diverged: str | None = None
-        self._larger = False
-        """Whether the iteration needs more room on the host than the plan has."""
         self.differs: Callable[[], None] = lambda: None
         """Called when an iteration turns out not to be as planned."""
         self.saves = self.differs
@@ -143,8 +143,10 @@ class Runtime:
 
     def begin(self) -> None:
         """An iteration begins."""
+        if self._in is not None:
+            self._in.settle()
         self.count = 0
-        self.diverged, self._larger = None, False
+        self.diverged = None
         self.recompute.begin()
         self._backwards = 0
         self.loans.begin()
@@ -183,8 +185,7 @@ class Runtime:
 
     def reached(self, kind: str, number: int = 0) -> None:
         """Backward, the optimizer's step, or a piece of that step begins."""
-        if self.spill is not None:
-            self.spill.look()
+        self.policy.look()
         if self.diverged is not None:
             return
         if kind == "backward" and self.schedule is not None and self.schedule.lent:
@@ -220,7 +221,7 @@ class Runtime:
             expected = len(self.schedule.expected)
             if self.count < expected:
                 self.diverge(f"{self.count} saved tensors instead of {expected}")
-        return self.diverged or ("it is larger than the plan's" if self._larger else None)
+        return self.diverged
 
     # -- hooks
 
@@ -255,6 +256,7 @@ class Runtime:
         comes when it is asked for. Gives what failed again.
         """
         self.schedule, self._all, self.growth = None, [], None
+        self.policy.begin(None)
         return each([self._rest, self.recompute.stop, self.loans.give_up])
 
     def _rest(self) -> None:
@@ -319,7 +321,7 @@ class Runtime:
 
     def _spilled(self, tensor: torch.Tensor) -> Any:
         """A tensor is kept, on the host where that is asked for."""
-        packed = None if self.spill is None else self.spill.pack(tensor)
+        packed = self.policy.pack(tensor)
         return kept(tensor) if packed is None else packed
 
     @entry(lambda self, packed: self.plainly(packed))
@@ -352,11 +354,13 @@ class Runtime:
 
     def _held(self, saved: Holder | Handle) -> torch.Tensor:
         holder = saved if isinstance(saved, Holder) else saved.holder
+        if holder.number < 0:
+            self.policy.wanted(holder)
         here = holder.here
         if here is None:
             here = self._late(holder)
         if holder.coming and self._in is not None:
-            self._in.wait(holder.number)
+            self._in.arrived(holder.number)
             holder.coming = False
         view = saved.view
         if view is None:
@@ -427,6 +431,11 @@ class Runtime:
         holder = None if known is None else known()
         if holder is not None:
             return Handle(place, holder, tensor)
+        schedule = self.schedule
+        varies = schedule is not None and schedule.varies
+        if varies and base.nbytes() > self._sizes[number]:
+            self.diverge("it is larger than the plan's")
+            return self._spilled(tensor)
         slot = self._whole[number]
         if slot is not None and not fills(tensor, slot):
             slot = None
@@ -528,26 +537,16 @@ class Runtime:
                 self._try_again()
 
     def _may_leave(self, one: int, holder: Holder) -> bool:
-        if holder.host is not None:
+        if holder.host is not None or holder.base is None:
             return False
-        if holder.slot is None and (
-            holder.base is None or not self._has_room(one, holder.base.nbytes())
-        ):
+        schedule = self.schedule
+        varies = schedule is not None and schedule.varies
+        if holder.slot is None and holder.base.nbytes() != self._sizes[one] and not varies:
             return False
         reference = self._guests[one]
         guest = None if reference is None else reference()
         # An older graph may still be alive and need the slot.
         return guest is None or guest is holder or guest.here is not None
-
-    def _has_room(self, one: int, size: int) -> bool:
-        """Whether a storage of this size may have an activation's place in the pinned pool."""
-        room = self._slots[one].numel()
-        if room == size or self.schedule is None or not self.schedule.varies:
-            return room == size
-        if room < size and not self._larger:
-            self._larger = True
-            self.differs()
-        return room > size
 
     def _send(self, leaving: list[Holder]) -> None:
         """Asks for copies to the host."""
@@ -602,16 +601,12 @@ class Runtime:
                 holder.here = here
                 if lane is not None:
                     holder.coming = True
-                    lane.ended(one)
+                    lane.comes(one, here)
                 counts.swapped_in += 1
                 counts.bytes_in += host.nbytes
 
     def _late(self, holder: Holder) -> torch.Tensor:
         """Nothing has asked for the copy to the device yet."""
-        if holder.number < 0:
-            holder.fetch()
-            assert holder.here is not None
-            return holder.here
         self.counts.late += 1
         self._bring([holder])
         assert holder.here is not None

@@ -30,7 +30,7 @@ class Spill:
     """
 
     def __init__(self, device: str) -> None:
-        self._device = device
+        self.device = device
         self._known: dict[int, weakref.ref[Holder]] = {}
         self._waiting: list[weakref.ref[Holder]] = []
 
@@ -40,7 +40,7 @@ class Spill:
         if (
             type(tensor) not in PLAIN
             or tensor.layout is not torch.strided
-            or tensor.device.type != self._device
+            or tensor.device.type != self.device
             or tensor.is_conj()
             or tensor.is_neg()
         ):

@@ -1,0 +1,277 @@
+"""A budget without a plan: what autograd saves leaves for the host as memory nears a limit.
+
+This serves iterations that no plan covers: a script whose iterations are never alike, a batch that
+is larger than any before. Backward asks first for what was saved last, so the tensor that is needed
+last leaves first, which is Belady's rule. In backward tensors come back in the order in which they
+will be asked for, as far as there is room.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from neap.torch._holder import Counts, Handle, Holder, flat
+from neap.torch._lane import Lane
+from neap.torch._schedule import PAGE
+from neap.torch._spill import Spill
+
+_LOOKS = 128
+"""What stands is measured anew when this part of the limit has been saved since."""
+_BUSY = 8
+"""So many tensors in a row that something else holds end a search for one that may leave early."""
+
+_owners = torch._C._storage_Use_Count
+_expired = torch.UntypedStorage._expired
+_forget = torch.UntypedStorage._free_weak_ref
+
+
+class Policy(Spill):
+    """Holds one script to a limit.
+
+    Args:
+        device: the type of the device.
+        counts: where copies are counted.
+        standing: the bytes that the device's allocator has given out now.
+
+    Attributes:
+        limit: the most bytes that the allocator may reserve; nothing leaves where there is none,
+            and with 0 everything that may.
+        margin: the bytes of it that iterations were seen to need beyond what stands whenever this
+            looks.
+        left: the bytes that have left in this iteration.
+        short: whether more had to leave than could.
+    """
+
+    def __init__(self, device: str, counts: Counts, standing: Callable[[], int]) -> None:
+        super().__init__(device)
+        self.limit: int | None = None
+        self.margin = 0
+        self.left = 0
+        self.short = False
+        self._counts = counts
+        self._standing = standing
+        self._fixed = 0
+        self._since = 0
+        """Bytes that were saved since what stands was measured."""
+        self._room = 0
+        """Bytes that could still be given out then."""
+        self._early = 0
+        """Bytes whose copies are asked for before their memory is needed, since as many left in
+        iterations before.
+        """
+        self._sent = 0
+        """Bytes whose copies to the host were asked for in this iteration."""
+        self._copies = 0
+        self._away: list[weakref.ref[Holder]] = []
+        """What is on the host alone; backward asks for the last one first."""
+        self._out: Lane | None = None
+        self._in: Lane | None = None
+
+    def begin(self, limit: int | None, fixed: int = 0) -> None:
+        """From now on this is the limit.
+
+        Args:
+            limit: the limit.
+            fixed: on the CPU, where nothing is measured, what stands beside saved tensors.
+        """
+        if limit is not None and limit != self.limit:
+            self.margin = 0
+        self.limit, self._fixed = limit, fixed
+        self._room = self._since = 0
+
+    def ended(self, over: int) -> None:
+        """An iteration has ended, in which the allocator reserved ``over`` bytes more than the
+        limit, or less.
+        """
+        if over > 0 and self.limit:
+            self.margin = min(self.margin + over + PAGE, self.limit)
+        if self._in is not None:
+            self._in.settle()
+        self._early = max(self.left, self._early * 7 // 8)
+        self.left = self._sent = self._copies = self._room = self._since = 0
+        self.short = False
+
+    # -- forward
+
+    def pack(self, tensor: torch.Tensor) -> Holder | Handle | None:
+        """What autograd keeps of a saved tensor; nothing for one that stays anyway."""
+        if self.limit is None or _lasts(tensor):
+            return None
+        packed = super().pack(tensor)
+        if isinstance(packed, Holder) and packed.base is not None:
+            self._since += packed.base.nbytes()
+        return packed
+
+    def look(self) -> None:
+        """Something is saved next, or backward or the step begins."""
+        if self.limit is None:
+            return
+        if self._since < max(self._room // 4, self.limit // _LOOKS):
+            return
+        room = self._measure()
+        if room < 0:
+            self._make_room(-room)
+        elif self._sent < self._early:
+            self._send_early()
+
+    def _measure(self) -> int:
+        """Bytes that may still be given out."""
+        assert self.limit is not None
+        self._since = 0
+        standing = self._standing() if self.device == "cuda" else self._fixed + self._held()
+        self._room = self.limit - self.margin - standing
+        return self._room
+
+    def _held(self) -> int:
+        holders = (reference() for reference in self._waiting)
+        bases = (None if holder is None else holder.base for holder in holders)
+        return sum(base.nbytes() for base in bases if base is not None)
+
+    def _make_room(self, need: int) -> None:
+        """The oldest leave."""
+        waiting, self._waiting = self._waiting, []
+        going: list[Holder] = []
+        for reference in waiting:
+            holder = reference()
+            if holder is None or holder.base is None:
+                continue
+            if need > 0 and self._may_leave(holder):
+                going.append(holder)
+                need -= holder.base.nbytes()
+            else:
+                self._waiting.append(reference)
+        self._copy_out([holder for holder in going if holder.host is None])
+        for holder in going:
+            self._drop(holder)
+        self.short |= need > 0
+
+    def _send_early(self) -> None:
+        busy, going, size = 0, [], 0
+        for reference in self._waiting:
+            holder = reference()
+            if holder is None or holder.base is None or holder.host is not None:
+                continue
+            if not self._may_leave(holder):
+                busy += 1
+                if busy == _BUSY:
+                    break
+                continue
+            going.append(holder)
+            size += holder.base.nbytes()
+            if self._sent + size >= self._early:
+                break
+        self._copy_out(going)
+
+    def _may_leave(self, holder: Holder) -> bool:
+        """Whether nothing else holds it. Two of its owners are ``base`` and ``here``."""
+        unchanged = holder.seen is not None and holder.seen._version == holder.version
+        return unchanged and _owners(holder.key) <= 2
+
+    def _copy_out(self, going: Sequence[Holder]) -> None:
+        if not going:
+            return
+        pinned = self._on_lanes()
+        with _disable_current_modes():
+            bases = [holder.base for holder in going if holder.base is not None]
+            hosts = [
+                torch.empty(base.nbytes(), dtype=torch.uint8, pin_memory=pinned) for base in bases
+            ]
+            with self._out or nullcontext():
+                for holder, base, host in zip(going, bases, hosts):
+                    host.copy_(flat(base), non_blocking=True)
+                    holder.host = host
+                    self._number(holder)
+                    if self._out is not None:
+                        self._out.ended(-1 - holder.number)
+                    self._sent += base.nbytes()
+                    self._counts.swapped_out += 1
+                    self._counts.bytes_out += base.nbytes()
+
+    def _on_lanes(self) -> bool:
+        if self.device == "cuda" and self._out is None:
+            self._out, self._in = Lane(), Lane()
+        return self._out is not None
+
+    def _number(self, holder: Holder) -> None:
+        """Numbers of what the policy moves are below 0; each has an event on either lane."""
+        self._copies += 1
+        holder.number = -1 - self._copies
+        for lane in (self._out, self._in):
+            while lane is not None and len(lane.ends) <= self._copies:
+                lane.ends.append(torch.cuda.Event())
+
+    def _drop(self, holder: Holder) -> None:
+        """Its memory is given back on the compute stream, which waits for the copy."""
+        base = holder.base
+        assert base is not None
+        if self._out is not None:
+            self._out.wait(-1 - holder.number)
+        self._known.pop(holder.key, None)
+        self.left += base.nbytes()
+        weak = base._weak_ref()
+        holder.here = holder.base = holder.seen = base = None
+        self._counts.deaths += bool(_expired(weak))
+        _forget(weak)
+        self._away.append(weakref.ref(holder))
+
+    # -- backward
+
+    def wanted(self, holder: Holder) -> None:
+        """Backward asks for a storage: it is on the device, and those that are asked for next come
+        as far as there is room.
+        """
+        if holder.here is None:
+            self._counts.late += 1
+            self._bring([holder])
+        if holder.coming and self._in is not None:
+            self._in.arrived(-1 - holder.number)
+        holder.coming = False
+        if self.limit is None:
+            return
+        if not self._away:
+            self._since += 0 if holder.host is None else holder.host.nbytes
+            self.look()
+            return
+        room = self._measure()
+        if room < 0:
+            self._make_room(-room)
+            return
+        coming = []
+        while self._away:
+            found = self._away[-1]()
+            if found is not None and found.here is None and found.host is not None:
+                room -= found.host.nbytes
+                if room < 0:
+                    break
+                coming.append(found)
+            self._away.pop()
+        self._bring(coming)
+
+    def _bring(self, coming: Sequence[Holder]) -> None:
+        if not coming:
+            return
+        lane = self._in
+        with _disable_current_modes():
+            hosts = [holder.host for holder in coming if holder.host is not None]
+            # On the compute stream: a side stream would have memory of its own.
+            room = [torch.empty_like(host, device=coming[0].device) for host in hosts]
+            with lane or nullcontext():
+                for holder, here, host in zip(coming, room, hosts):
+                    here.copy_(host, non_blocking=True)
+                    holder.here = here
+                    if lane is not None:
+                        holder.coming = True
+                        lane.comes(-1 - holder.number, here)
+                    self._counts.swapped_in += 1
+                    self._counts.bytes_in += host.nbytes
+
+
+def _lasts(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter, or a view of one."""
+    base = tensor if tensor._base is None else tensor._base
+    return base.is_leaf and base.requires_grad
