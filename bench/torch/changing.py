@@ -264,21 +264,23 @@ for number in range(60):
 """
 
 PPO = """
-body = nn.Sequential(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
-                     nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU()).cuda()
+body = nn.Sequential(nn.Conv2d(4, 64, 8, 4), nn.ReLU(), nn.Conv2d(64, 128, 4, 2), nn.ReLU(),
+                     nn.Conv2d(128, 128, 3), nn.ReLU(), nn.Flatten(),
+                     nn.Linear(128 * 49, 512), nn.ReLU()).cuda()
 actor, critic = nn.Linear(512, 6).cuda(), nn.Linear(512, 1).cuda()
 model = nn.ModuleList([body, actor, critic])
 optimizer = torch.optim.Adam(model.parameters())
 for number in range(8):
-    seen = []
+    rollout = []
     with torch.no_grad():
         for _ in range(8):
-            frames = torch.randn(256, 4, 84, 84).cuda()
+            frames = torch.randn(64, 4, 84, 84).cuda()
             hidden = body(frames)
-            seen.append((frames, F.log_softmax(actor(hidden), 1)[:, 0], critic(hidden)[:, 0]))
+            rollout.append((frames, F.log_softmax(actor(hidden), 1)[:, 0], critic(hidden)[:, 0]))
     for epoch in range(4):
-        for which in torch.randperm(8).tolist()[:2]:
-            frames, before, value = seen[which]
+        for which in torch.randperm(8).split(4):
+            parts = zip(*[rollout[one] for one in which.tolist()])
+            frames, before, value = map(torch.cat, parts)
             hidden = body(frames)
             ratio = (F.log_softmax(actor(hidden), 1)[:, 0] - before).exp()
             loss = ratio.clamp(0.8, 1.2).mean() + (critic(hidden)[:, 0] - value).square().mean()
@@ -324,8 +326,8 @@ from torchvision.models import resnet50
 model = resnet50().cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for epoch in range(10):
-    for count in (16, 16, 16, 16, 16, 7):
-        step(model(torch.randn(count, 3, 160, 160).cuda()).square().mean(), optimizer)
+    for images in (16, 16, 16, 16, 16, 7):
+        step(model(torch.randn(images, 3, 160, 160).cuda()).square().mean(), optimizer)
 """
 
 LARGER = """

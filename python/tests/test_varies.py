@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from neap.torch import fit
+from neap.torch._runtime import FITS
 from neap.torch._schedule import Schedule
 from neap.torch._wanted import differs
 from torch import nn
@@ -47,8 +48,10 @@ def test_iterations_no_larger_than_those_watched_run_by_their_plan(seed: int) ->
     largest = max(lengths[1:watched])
     beyond = sum(length > largest for length in lengths[watched:])
     assert report.unplanned.get("it is larger than the plan's", 0) == beyond
-    assert report.planned == ITERATIONS - watched - beyond
-    assert report.swapped_out == report.swapped_in > 0
+    fits = report.unplanned.get(FITS, 0)
+    assert 0 < fits <= sum(length < 0.7 * largest for length in lengths[watched:])
+    assert report.planned == ITERATIONS - watched - beyond - fits > 0
+    assert report.swapped_out >= report.swapped_in > 0
     assert any("sizes vary" in note for note in report.notes)
 
 

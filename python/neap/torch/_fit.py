@@ -30,10 +30,11 @@ from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, acts, parse_budget, size
-from neap.torch._runtime import Runtime
+from neap.torch._runtime import FITS, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
+from neap.torch._sizes import Fits, fits, saved, unseen
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._timeline import Timeline
@@ -47,7 +48,7 @@ _ATTEMPTS = 12
 _FEW = 7
 """The iterations that are watched where their sizes vary; the plan is for the largest of them."""
 
-_VARIES = "sizes vary: the plan is for the largest iteration that was watched, and swaps alone"
+_VARIES = "sizes vary: the plan is for the largest iteration that was watched"
 
 _UNLIKE = "no two iterations in a row were alike"
 _HOLDS = "what autograd saves leaves for the host as memory nears the budget, and nothing else"
@@ -119,6 +120,8 @@ class Fit:
         self._patience = _PATIENCE
         self._varies = False
         """Whether the iterations that are watched are of one kind, on tensors of varying sizes."""
+        self._fits: Fits | None = None
+        """Which of these fit without the plan."""
         self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
@@ -386,7 +389,8 @@ class Fit:
         if self.schedule is not None:
             why = self.runtime.end()
             self._leftovers.ended()
-            self._different = 0 if why is None else self._different + 1
+            if why != FITS:
+                self._different = 0 if why is None else self._different + 1
             if why is None:
                 self._proved()
                 self._report.planned += 1
@@ -493,16 +497,14 @@ class Fit:
 
     # -- without a plan
 
-    def _hold(self, recorder: Recorder, peak: int) -> None:
+    def _hold(self, peak: int) -> None:
         """No plan will come: what is saved leaves as memory nears the budget. ``peak`` is that of
         the iterations that were watched.
         """
         budget = self.search.budget(peak)
         self._report.budget_bytes, self._report.unplanned_peak_bytes = budget, peak
         self.enforcement.restart()
-        saved = {one.storage for one in recorder.packs if one.iteration == len(recorder.cuts) - 2}
-        size_of = sum(one.bytes for one in saved if one is not None and not one.persistent)
-        self.runtime.policy.begin(budget, peak - size_of)
+        self.runtime.policy.begin(budget)
         self.enforcement.begin(budget)
         self._say(f"neap: {_HOLDS}; budget {budget} bytes, peak seen {peak}")
         self._report.notes.append(_HOLDS)
@@ -572,10 +574,11 @@ class Fit:
         except ValueError as error:
             self._give_up(str(error))
             return
+        self.runtime.policy.knows(unseen(recorder, found), found.peak - saved(recorder, found))
         if not found.steady:
             self._give_up(_UNLIKE)
             if self.schedule is None:
-                self._hold(recorder, max([*recorder.peaks, found.peak]))
+                self._hold(max([*recorder.peaks, found.peak]))
             return
         self._say("neap: planning")
         self.search.start(found.peak)
@@ -585,10 +588,10 @@ class Fit:
                 found,
                 self._profile,
                 all(map(divisible, self._optimizers)),
-                self._recompute and not self._varies,
+                self._recompute,
                 cache=self._cache,
                 soon=None if self._varies else self._soon(recorder, found),
-                lend=[] if self._varies else self._lendable(recorder),
+                lend=self._lendable(recorder),
                 varies=self._varies,
             )
             if self._varies and _VARIES not in self._report.notes:
@@ -599,6 +602,8 @@ class Fit:
                 self._report.notes.append(stays)
             offer = self._joined.join(planner)
             schedule = self.search.plan(planner)
+            limit = schedule.budget_bytes - self.search.margin
+            self._fits = fits(recorder, found, limit) if self._varies else None
         except (PlanError, ShareError) as error:
             self._give_up(str(error))
             return
@@ -674,6 +679,8 @@ class Fit:
 
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
+        if schedule.varies and self._fits is not None:
+            schedule.fits = self._fits
         report = self._report
         report.budget_bytes = schedule.budget_bytes
         report.predicted_peak_bytes = schedule.peak_bytes

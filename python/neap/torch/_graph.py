@@ -165,12 +165,28 @@ def largest(recorder: Recorder) -> int:
     """The number of the iteration of a finished recording that made most bytes, of those that ran
     the operators of the last one, as did the iteration before.
     """
-    cuts = recorder.cuts
-    spans = [recorder.ops[first:after] for first, after in zip(cuts, cuts[1:])]
-    alike = [_alike(spans[-1], ops, False) for ops in spans]
-    usable = [n for n in range(1, len(spans)) if alike[n - 1] and alike[n]]
-    made = {n: sum(s.bytes for op in spans[n] for s in op.makes) for n in usable}
-    return max(usable, key=lambda n: (made[n], n), default=len(spans) - 1)
+    last = len(recorder.cuts) - 2
+    alike = alike_with(recorder, last)
+    usable = [n for n in alike if n - 1 in alike]
+    return max(usable, key=lambda n: (made(recorder, n), n), default=last)
+
+
+def alike_with(recorder: Recorder, which: int) -> list[int]:
+    """The numbers of the iterations of a finished recording that ran the operators of this one,
+    maybe on tensors of other sizes.
+    """
+    wanted, count = _ops(recorder, which), len(recorder.cuts) - 1
+    return [n for n in range(count) if _alike(_ops(recorder, n), wanted, False)]
+
+
+def made(recorder: Recorder, which: int) -> int:
+    """The bytes of all that an iteration made."""
+    return sum(storage.bytes for op in _ops(recorder, which) for storage in op.makes)
+
+
+def _ops(recorder: Recorder, which: int) -> list[Op]:
+    first, after = recorder.cuts[which : which + 2]
+    return recorder.ops[first:after]
 
 
 def _alike(before: list[Op], ops: list[Op], sizes: bool) -> bool:

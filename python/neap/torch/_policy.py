@@ -43,6 +43,7 @@ class Policy(Spill):
             and with 0 everything that may.
         margin: the bytes of it that iterations were seen to need beyond what stands whenever this
             looks.
+        fixed: on the CPU, what stands beside saved tensors.
         left: the bytes that have left in this iteration.
         short: whether more had to leave than could.
     """
@@ -50,12 +51,13 @@ class Policy(Spill):
     def __init__(self, device: str, counts: Counts, standing: Callable[[], int]) -> None:
         super().__init__(device)
         self.limit: int | None = None
-        self.margin = 0
+        self.margin = self.fixed = 0
         self.left = 0
         self.short = False
         self._counts = counts
         self._standing = standing
-        self._fixed = 0
+        self._expects = True
+        """Whether this iteration is taken to need as much room as those before."""
         self._since = 0
         """Bytes that were saved since what stands was measured."""
         self._room = 0
@@ -72,29 +74,35 @@ class Policy(Spill):
         self._out: Lane | None = None
         self._in: Lane | None = None
 
-    def begin(self, limit: int | None, fixed: int = 0) -> None:
-        """From now on this is the limit.
+    def begin(self, limit: int | None) -> None:
+        """From now on this is the limit."""
+        self.limit = limit
+        self._room = self._since = 0
+
+    def knows(self, unseen: int, fixed: int) -> None:
+        """What was seen of the script.
 
         Args:
-            limit: the limit.
+            unseen: the bytes that come and go between two looks.
             fixed: on the CPU, where nothing is measured, what stands beside saved tensors.
         """
-        if limit is not None and limit != self.limit:
-            self.margin = 0
-        self.limit, self._fixed = limit, fixed
-        self._room = self._since = 0
+        self.margin, self.fixed = unseen, fixed
+
+    def expects_nothing(self) -> None:
+        """This iteration is taken to fit as it is."""
+        self._expects = False
 
     def ended(self, over: int) -> None:
         """An iteration has ended, in which the allocator reserved ``over`` bytes more than the
         limit, or less.
         """
         if over > 0 and self.limit:
-            self.margin = min(self.margin + over + PAGE, self.limit)
+            self.margin = min(self.margin + over + PAGE, self.limit // 2)
         if self._in is not None:
             self._in.settle()
         self._early = max(self.left, self._early * 7 // 8)
         self.left = self._sent = self._copies = self._room = self._since = 0
-        self.short = False
+        self.short, self._expects = False, True
 
     # -- forward
 
@@ -116,14 +124,14 @@ class Policy(Spill):
         room = self._measure()
         if room < 0:
             self._make_room(-room)
-        elif self._sent < self._early:
+        elif self._expects and self._sent < self._early:
             self._send_early()
 
     def _measure(self) -> int:
         """Bytes that may still be given out."""
         assert self.limit is not None
         self._since = 0
-        standing = self._standing() if self.device == "cuda" else self._fixed + self._held()
+        standing = self._standing() if self.device == "cuda" else self.fixed + self._held()
         self._room = self.limit - self.margin - standing
         return self._room
 
@@ -132,15 +140,15 @@ class Policy(Spill):
         bases = (None if holder is None else holder.base for holder in holders)
         return sum(base.nbytes() for base in bases if base is not None)
 
-    def _make_room(self, need: int) -> None:
-        """The oldest leave."""
+    def _make_room(self, need: int, but: Holder | None = None) -> None:
+        """The oldest leave, except one that is wanted just now."""
         waiting, self._waiting = self._waiting, []
         going: list[Holder] = []
         for reference in waiting:
             holder = reference()
             if holder is None or holder.base is None:
                 continue
-            if need > 0 and self._may_leave(holder):
+            if need > 0 and holder is not but and self._may_leave(holder):
                 going.append(holder)
                 need -= holder.base.nbytes()
             else:
@@ -233,13 +241,9 @@ class Policy(Spill):
         holder.coming = False
         if self.limit is None:
             return
-        if not self._away:
-            self._since += 0 if holder.host is None else holder.host.nbytes
-            self.look()
-            return
         room = self._measure()
         if room < 0:
-            self._make_room(-room)
+            self._make_room(-room, holder)
             return
         coming = []
         while self._away:

@@ -28,7 +28,7 @@ class Remake:
         node: the name of the function that made it.
         module: the path of the module whose forward ran.
         packs: the saved tensors that see it, by place in the iteration.
-        size: its bytes.
+        size: its bytes, at most.
         nanoseconds: how long making it again takes, predicted.
     """
 
@@ -48,16 +48,18 @@ class Remade:
     """Such a storage in one iteration; it lives as long as a saved tensor that sees it.
 
     Attributes:
+        size: its bytes.
         here: all its bytes, once they are there again.
         original: a copy on the host, where what comes back is to be compared.
     """
 
-    __slots__ = ("__weakref__", "_weak", "description", "here", "original", "recipe")
+    __slots__ = ("__weakref__", "_weak", "description", "here", "original", "recipe", "size")
 
     def __init__(self, description: Remake, recipe: Recipe, tensor: torch.Tensor) -> None:
         self.description = description
         self.recipe = recipe
         storage = tensor.untyped_storage()
+        self.size = storage.nbytes()
         self._weak = StorageWeakRef(storage)
         self.here: torch.Tensor | None = None
         self.original: torch.Tensor | None = None
@@ -136,7 +138,7 @@ class Remakes:
             if (
                 found is None
                 or found.node != description.node
-                or tensor.untyped_storage().nbytes() != description.size
+                or tensor.untyped_storage().nbytes() > description.size
             ):
                 return None
             known = Remade(description, found, tensor)
@@ -169,16 +171,16 @@ class Remakes:
         original, remade.original = remade.original, None
         size = made.untyped_storage().nbytes()
         if original is None:
-            if size != description.size:
+            if size != remade.size:
                 raise meant(
                     RuntimeError(
                         f"neap: {description.node} of {description.module or 'the script'} gave "
-                        f"{size} bytes in backward instead of {description.size}"
+                        f"{size} bytes in backward instead of {remade.size}"
                     )
                 )
             return made
         self.compared += 1
-        if size == description.size and torch.equal(flat(made.untyped_storage()).cpu(), original):
+        if size == remade.size and torch.equal(flat(made.untyped_storage()).cpu(), original):
             self._verified.add(description.key)
             return made
         self.differing.setdefault(

@@ -33,6 +33,9 @@ from neap.torch._turns import Turns
 from neap.torch._versions import changed
 from neap.torch._wanted import Wanted, differs, wants, whole
 
+FITS = "it fits without the plan"
+"""Why a small iteration does not run by a plan for tensors of varying sizes."""
+
 _STRIDED = torch.strided
 _PLAIN = frozenset(PLAIN)
 _owners = torch._C._storage_Use_Count
@@ -69,6 +72,10 @@ class Runtime:
         """What is yet to be done in this iteration when backward begins."""
         self.turns: Turns | None = None
         """What moves states around updates inside backward."""
+        self._fits = (-1, 0)
+        """The place of the saved tensor that shows that an iteration fits without the plan, and the
+        most bytes that it has then.
+        """
         self.policy = Policy(device, self.counts, standing)
         """What sends saved tensors to the host in an iteration that is not as planned."""
         self.timeline: Timeline | None = None
@@ -113,6 +120,7 @@ class Runtime:
             RuntimeError: if there is not enough pinned memory.
         """
         self.schedule = schedule
+        self._fits = (-1, 0) if schedule is None or schedule.fits is None else schedule.fits
         self._slots, self._whole = [], []
         if self.device == "cuda" and self._out is None:
             self._out, self._in = Lane(), Lane()
@@ -298,6 +306,11 @@ class Runtime:
                 return self._spilled(tensor)
             if keep == self._hold_all:
                 keep = self._hold
+        if number == self._fits[0] and tensor.nbytes <= self._fits[1]:
+            self.diverged = FITS
+            self._rest()
+            self.policy.expects_nothing()
+            return self._spilled(tensor)
         if keep is not None:
             packed: Any = keep(number, one, tensor)
         elif function is None:  # No function of autograd's can be reached from it.

@@ -133,6 +133,8 @@ class Schedule:
         excluded: why calls of modules can't be run again, with how many.
         varies: whether it serves iterations of the same kind on tensors of other sizes, as far as
             these have room in the pinned memory.
+        fits: with ``varies``, a saved tensor by its place, and the most bytes that it has in an
+            iteration that fits without the plan.
     """
 
     expected: list[tuple[View, str]]
@@ -156,6 +158,7 @@ class Schedule:
     moves: bool = False
     giving_back_ns: int = 0
     varies: bool = False
+    fits: tuple[int, int] | None = None
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0
@@ -257,6 +260,8 @@ def _read(form: dict[str, Any]) -> Schedule:
     ]
     known["remade"] = [Remake(**one) for one in form.get("remade", [])]
     known["away"] = set(form["away"])
+    place, most = form.get("fits") or (0, 0)
+    known["fits"] = (int(place), int(most)) if form.get("fits") else None
     known["trims"] = [(str(kind), int(n), int(more)) for kind, n, more in form.get("trims", [])]
     known["lent"] = [[(str(name), int(size)) for name, size in p] for p in form.get("lent", [])]
     known["borrowed"] = {

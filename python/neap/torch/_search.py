@@ -98,6 +98,11 @@ class Search:
         """How often plans that did were looked at again."""
         self._banned: set[tuple[str, int]] = set()
 
+    @property
+    def margin(self) -> int:
+        """The bytes that the watched iterations reserved beyond what was given out."""
+        return self._learned
+
     def start(self, peak: int) -> None:
         """The watched iterations gave out ``peak`` bytes at most, and reserved what they did."""
         self._learned = self._enforcement.learn(peak)

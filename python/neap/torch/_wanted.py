@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,16 @@ def differs(
     if name != node:
         return f"saved tensor {number} is of {name or 'a leaf'} instead of {node or 'a leaf'}"
     return None
+
+
+def serves(view: View, found: View | None, varies: bool) -> bool:
+    """Whether a tensor is like the one that was planned. Where it begins in its storage makes no
+    difference; with ``varies`` its extents make none as long as they are no larger in all.
+    """
+    if found is None or not varies:
+        return found is not None and found[:3] == view[:3]
+    alike = found[0] is view[0] and len(found[1]) == len(view[1])
+    return alike and math.prod(found[1]) <= math.prod(view[1])
 
 
 def whole(schedule: Schedule, slots: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -1,0 +1,85 @@
+"""What iterations without a plan need: which of them fit, and how much comes and goes unseen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from neap.torch._graph import Iteration, alike_with, made
+from neap.torch._recorder import Recorder
+
+Fits = tuple[int, int]
+"""A saved tensor by its place in the iteration, and the most bytes that it may have."""
+
+
+def fits(recorder: Recorder, found: Iteration, limit: int) -> Fits | None:
+    """By which saved tensor an iteration shows that it needs no more than ``limit`` bytes; nothing
+    if none of those that were watched did.
+
+    Args:
+        recorder: a finished recording.
+        found: one of its iterations; those of its kind are compared.
+        limit: the bytes.
+    """
+    numbers = alike_with(recorder, found.which)
+    views = {n: _bytes(recorder, n) for n in numbers}
+    place = next((at for at, sizes in enumerate(zip(*views.values())) if len(set(sizes)) > 1), None)
+    if place is None:
+        return None
+    seen = sorted((views[n][place], _peak(recorder, n, found)) for n in numbers)
+    return _most(seen, place, limit)
+
+
+def _most(seen: Sequence[tuple[int, int]], place: int, limit: int) -> Fits | None:
+    """Between the largest that fits with all that are smaller, and the next, peaks are taken to lie
+    on a line: they grow at least as fast as the size, so that the line is above them.
+    """
+    fitting = 0
+    while fitting < len(seen) and seen[fitting][1] <= limit:
+        fitting += 1
+    if fitting == 0:
+        return None
+    most, peak = seen[fitting - 1]
+    if fitting < len(seen):
+        next_most, next_peak = seen[fitting]
+        most += (limit - peak) * (next_most - most) // (next_peak - peak)
+    return place, most
+
+
+def _bytes(recorder: Recorder, which: int) -> list[int]:
+    """The bytes of each tensor that autograd saved in an iteration."""
+    views = [one.view for one in recorder.packs if one.iteration == which]
+    return [dtype.itemsize * math.prod(shape) for dtype, shape, _, _ in views]
+
+
+def _peak(recorder: Recorder, number: int, found: Iteration) -> int:
+    """What the iteration of this number needed, as measured; on the CPU, where nothing is, by what
+    it made.
+    """
+    if recorder.peaks:
+        return recorder.peaks[number]
+    return found.peak * made(recorder, number) // made(recorder, found.which)
+
+
+def unseen(recorder: Recorder, found: Iteration) -> int:
+    """The bytes that an iteration needs beyond what stood when autograd last saved a tensor, or
+    asked for one.
+    """
+    points = {len(found.nodes)}
+    for one in recorder.packs:
+        if one.iteration == found.which:
+            times = (one.packed + 1, one.unpacked, one.last_unpacked)
+            points.update(found.place[at] for at in times if at in found.place)
+    most, seen = 0, None
+    for place, stands in enumerate(found.resident()):
+        if seen is not None:
+            most = max(most, stands - seen)
+        if place in points:
+            seen = stands
+    return most
+
+
+def saved(recorder: Recorder, found: Iteration) -> int:
+    """The bytes of all that autograd saved and that does not last."""
+    storages = {one.storage for one in recorder.packs if one.iteration == found.which}
+    return sum(one.bytes for one in storages if one is not None and not one.persistent)
