@@ -29,6 +29,15 @@ def statistic(name: str) -> int:
     return int(found or 0)
 
 
+def given_out_and_reserved() -> tuple[int, int]:
+    """Bytes that the allocator has given out and reserved now on the current device."""
+    found: Any = torch.cuda.memory_stats_as_nested_dict()
+    if not found:  # Nothing was asked of the device yet.
+        return 0, 0
+    kinds = found["allocated_bytes"], found["reserved_bytes"]
+    return kinds[0]["all"]["current"], kinds[1]["all"]["current"]
+
+
 def reserved_now() -> int:
     """Bytes that the allocator has reserved on the current device."""
     return statistic("reserved_bytes.all.current")

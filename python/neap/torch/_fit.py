@@ -126,9 +126,7 @@ class Fit:
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
         self.enforcement = Enforcement(self.device, strict or share is not None)
-        self.runtime = Runtime(
-            self.device, self.watch.module_of, self._parameters, self.enforcement.standing
-        )
+        self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
         self.runtime.guard = self.guard
         self.runtime.differs, self.runtime.saves = self.enforcement.lift, self._saves
         self._leftovers = Leftovers(self._report, say, self.enforcement.standing)

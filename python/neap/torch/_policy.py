@@ -9,12 +9,13 @@ will be asked for, as far as there is room.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from neap.torch._enforce import given_out_and_reserved
 from neap.torch._holder import Counts, Handle, Holder, flat
 from neap.torch._lane import Lane
 from neap.torch._schedule import PAGE
@@ -22,6 +23,10 @@ from neap.torch._spill import Spill
 
 _LOOKS = 128
 """What stands is measured anew when this part of the limit has been saved since."""
+_TRIMS = 4
+"""The most times that free memory is given back in an iteration."""
+_PIECES = 16
+"""Less free memory than this part of the limit is not given back."""
 _BUSY = 8
 """So many tensors in a row that something else holds end a search for one that may leave early."""
 
@@ -36,7 +41,6 @@ class Policy(Spill):
     Args:
         device: the type of the device.
         counts: where copies are counted.
-        standing: the bytes that the device's allocator has given out now.
 
     Attributes:
         limit: the most bytes that the allocator may reserve; nothing leaves where there is none,
@@ -48,14 +52,19 @@ class Policy(Spill):
         short: whether more had to leave than could.
     """
 
-    def __init__(self, device: str, counts: Counts, standing: Callable[[], int]) -> None:
+    def __init__(self, device: str, counts: Counts) -> None:
         super().__init__(device)
         self.limit: int | None = None
         self.margin = self.fixed = 0
         self.left = 0
         self.short = False
         self._counts = counts
-        self._standing = standing
+        self._usual = 0
+        """The margin of iterations that are no larger than this one, if it is larger."""
+        self._reserved = self._growth = self._trims = 0
+        """What was reserved at the last look, the most by which it grew between two looks of an
+        iteration, and how often memory was given back in it.
+        """
         self._expects = True
         """Whether this iteration is taken to need as much room as those before."""
         self._since = 0
@@ -92,16 +101,29 @@ class Policy(Spill):
         """This iteration is taken to fit as it is."""
         self._expects = False
 
+    def expects_more(self, size: int, known: int) -> None:
+        """A tensor of this iteration has ``size`` bytes where those before had up to ``known``:
+        what comes and goes between two looks grows with it.
+        """
+        if self.limit:
+            self._usual = self.margin
+            self.margin = min(self.margin * size // known, self.limit // 2)
+
     def ended(self, over: int) -> None:
         """An iteration has ended, in which the allocator reserved ``over`` bytes more than the
         limit, or less.
         """
         if over > 0 and self.limit:
             self.margin = min(self.margin + over + PAGE, self.limit // 2)
+        elif self._usual:
+            self.margin = self._usual
+        self._usual = 0
         if self._in is not None:
             self._in.settle()
         self._early = max(self.left, self._early * 7 // 8)
         self.left = self._sent = self._copies = self._room = self._since = 0
+        self._counts.trims += self._trims
+        self._reserved, self._growth, self._trims = 0, self._growth * 7 // 8, 0
         self.short, self._expects = False, True
 
     # -- forward
@@ -128,11 +150,24 @@ class Policy(Spill):
             self._send_early()
 
     def _measure(self) -> int:
-        """Bytes that may still be given out."""
+        """Bytes that may still be given out. Free memory goes back to the device before what comes
+        next would make the allocator reserve too much, as it may fit into none of its pieces.
+        """
         assert self.limit is not None
-        self._since = 0
-        standing = self._standing() if self.device == "cuda" else self.fixed + self._held()
-        self._room = self.limit - self.margin - standing
+        most, self._since = self.limit - self.margin, 0
+        if self.device == "cuda":
+            standing, reserved = given_out_and_reserved()
+            if self._reserved:
+                self._growth = max(self._growth, reserved - self._reserved)
+            self._reserved = reserved
+            near = self._trims < _TRIMS and reserved + self._growth > self.limit > 0
+            if near and reserved - standing > self.limit // _PIECES:
+                torch.cuda.empty_cache()
+                self._trims += 1
+                self._reserved = 0
+        else:
+            standing = self.fixed + self._held()
+        self._room = most - standing
         return self._room
 
     def _held(self) -> int:

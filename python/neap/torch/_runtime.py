@@ -50,7 +50,6 @@ class Runtime:
         device: the type of the device that the model is on.
         find: the module of a path, for calls that run again.
         parameters: the parameters by name, for those that leave.
-        standing: the bytes that the device's allocator has given out now.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Runtime:
         device: str,
         find: Callable[[str], torch.nn.Module | None] = lambda path: None,
         parameters: Callable[[], dict[str, torch.Tensor]] = dict,
-        standing: Callable[[], int] = int,
     ) -> None:
         self.device = device
         self.guard: Guard = ALONE
@@ -76,7 +74,7 @@ class Runtime:
         """The place of the saved tensor that shows that an iteration fits without the plan, and the
         most bytes that it has then.
         """
-        self.policy = Policy(device, self.counts, standing)
+        self.policy = Policy(device, self.counts)
         """What sends saved tensors to the host in an iteration that is not as planned."""
         self.timeline: Timeline | None = None
         self.meter: Meter | None = None
@@ -448,6 +446,7 @@ class Runtime:
         varies = schedule is not None and schedule.varies
         if varies and base.nbytes() > self._sizes[number]:
             self.diverge("it is larger than the plan's")
+            self.policy.expects_more(base.nbytes(), self._sizes[number])
             return self._spilled(tensor)
         slot = self._whole[number]
         if slot is not None and not fills(tensor, slot):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from neap.torch._graph import Iteration, alike_with, made
 from neap.torch._recorder import Recorder
+from neap.torch._spill import SMALLEST
 
 Fits = tuple[int, int]
 """A saved tensor by its place in the iteration, and the most bytes that it may have."""
@@ -62,12 +63,14 @@ def _peak(recorder: Recorder, number: int, found: Iteration) -> int:
 
 
 def unseen(recorder: Recorder, found: Iteration) -> int:
-    """The bytes that an iteration needs beyond what stood when autograd last saved a tensor, or
-    asked for one.
+    """The bytes that an iteration needs beyond what stood when autograd last saved a tensor that
+    may leave, or asked for one.
     """
     points = {len(found.nodes)}
     for one in recorder.packs:
-        if one.iteration == found.which:
+        storage = one.storage
+        lasts = storage is None or storage.persistent or storage.bytes < SMALLEST
+        if one.iteration == found.which and not lasts:
             times = (one.packed + 1, one.unpacked, one.last_unpacked)
             points.update(found.place[at] for at in times if at in found.place)
     most, seen = 0, None
