@@ -97,7 +97,9 @@ class Fit:
         self._unproved = schedule is not None
         """Whether a plan was given that no iteration has shown to be this script's."""
         self._spills = False
-        """Whether what is watched has a given plan that is not this script's."""
+        """Whether what autograd saves is on the host while the script is watched: a budget binds
+        already.
+        """
         # A share of the GPU was given for what the script did at first.
         stays = share is not None
         self._first = First(self._optimizers, self.watch, self._first_is_gone, stays)
@@ -117,6 +119,10 @@ class Fit:
         self._planning_ended = False
         self._different = 0
         """Iterations in a row that were not as planned."""
+        self._reasons: set[str] = set()
+        """Why."""
+        self._changes = False
+        """Whether these were unlike each other, so that a pair that is alike says little."""
         self._patience = _PATIENCE
         self._varies = False
         """Whether the iterations that are watched are of one kind, on tensors of varying sizes."""
@@ -387,8 +393,12 @@ class Fit:
         if self.schedule is not None:
             why = self.runtime.end()
             self._leftovers.ended()
-            if why != FITS:
-                self._different = 0 if why is None else self._different + 1
+            if why is None:
+                self._different = 0
+                self._reasons.clear()
+            elif why != FITS:
+                self._different += 1
+                self._reasons.add(why)
             if why is None:
                 self._proved()
                 self._report.planned += 1
@@ -479,6 +489,7 @@ class Fit:
         self._stop_recording()
         if self._former is not None:
             (former, self.search.planner), self._former = self._former, None
+            self._spills = False
             self._say(f"neap: the plan stays: {why}")
             self._act(former)
             return
@@ -524,8 +535,10 @@ class Fit:
         ):
             return False
         self._say(f"neap: {self._different} iterations in a row differ; watching the script anew")
+        self._changes = schedule.varies or len(self._reasons) > 1
         self._different, self._patience = 0, 2 * self._patience
-        self._former = schedule, planner
+        self._reasons.clear()
+        self._former, self._spills = (schedule, planner), True
         self._drop_plan()
         self.watch.notice_modules()
         self._watch()
@@ -616,6 +629,8 @@ class Fit:
         """
         recorded, alike = len(recorder.cuts), _graph.repeats(recorder)
         many = recorded >= min(_FEW, self._attempts)
+        if alike and self._changes:
+            alike = many and not _graph.sizes_vary(recorder)
         self._varies = not alike and many and _graph.repeats(recorder, sizes=False)
         return alike or self._varies or recorded >= self._attempts
 

@@ -161,6 +161,15 @@ def repeats(recorder: Recorder, sizes: bool = True) -> bool:
     return _alike(recorder.ops[before:start], recorder.ops[start:], sizes)
 
 
+def sizes_vary(recorder: Recorder) -> bool:
+    """Whether the operators since the last cut ran on tensors of other sizes in an iteration
+    before.
+    """
+    spans = zip(recorder.cuts, [*recorder.cuts[1:], None])
+    *before, last = [recorder.ops[first:after] for first, after in spans]
+    return any(_alike(ops, last, False) and not _alike(ops, last, True) for ops in before)
+
+
 def largest(recorder: Recorder) -> int:
     """The number of the iteration of a finished recording that made most bytes, of those that ran
     the operators of the last one, as did the iteration before.

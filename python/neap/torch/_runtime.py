@@ -297,8 +297,8 @@ class Runtime:
             and ("" if function is None else function.name()) in names
         ):
             schedule = self.schedule
-            varies = schedule is not None and schedule.varies
-            why = differs([] if schedule is None else schedule.expected, number, tensor, varies)
+            assert schedule is not None
+            why = differs(schedule.expected, number, tensor, schedule.varies)
             if why is not None:
                 self.diverge(why)
                 return self._spilled(tensor)
