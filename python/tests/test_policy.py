@@ -71,3 +71,43 @@ def test_a_budget_that_everything_fits_in_moves_nothing() -> None:
     found, report = trained("400%")
     assert same(right, found)
     assert report.swapped_out == report.by_policy == 0
+
+
+def adversaries(budget: str | None, steps: int = 40) -> tuple[list[torch.Tensor], Any, list[str]]:
+    """Two critic's steps for each step of the maker, as generative adversarial networks train."""
+    torch.manual_seed(3)
+    maker = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    critic = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.Tanh())
+    first = torch.optim.Adam(critic.parameters(), 1e-3)
+    second = torch.optim.Adam(maker.parameters(), 1e-3)
+    said: list[str] = []
+    fit = None
+    if budget is not None:
+        fit = Fit([critic, maker], [first, second], budget, "host", said.append)
+    found = []
+    for step in range(steps):
+        fake = maker(torch.randn(96, 8)).detach()
+        loss = critic(fake).mean() - critic(torch.randn(96, 64)).mean()
+        first.zero_grad()
+        loss.backward()
+        first.step()
+        if step % 2:
+            second.zero_grad()
+            loss = -critic(maker(torch.randn(96, 8))).mean()
+            loss.backward()
+            second.step()
+        found.append(loss.detach().clone())
+    report = None if fit is None else fit.close()
+    states = [v for one in (first, second) for s in one.state.values() for v in s.values()]
+    return [*found, *maker.parameters(), *critic.parameters(), *states], report, said
+
+
+@pytest.mark.parametrize("budget", ["70%", "55%"])
+def test_steps_in_turn_are_one_iteration(budget: str) -> None:
+    right, _, _ = adversaries(None)
+    found, report, said = adversaries(budget)
+    assert same(right, found)
+    assert any("2 steps in turn" in line for line in said), said
+    assert report.planned >= 20 and report.met, report
+    assert report.planned + sum(report.unplanned.values()) == 40
+    assert report.swapped_in + report.recomputed + report.remade > 0

@@ -124,6 +124,10 @@ class Fit:
         self._changes = False
         """Whether these were unlike each other, so that a pair that is alike says little."""
         self._patience = _PATIENCE
+        self._period = 1
+        """The steps that make up an iteration: a script may do different things in turn."""
+        self._phase = 0
+        """The steps since these were counted anew."""
         self._varies = False
         """Whether the iterations that are watched are of one kind, on tensors of varying sizes."""
         self._fits: Fits | None = None
@@ -219,6 +223,9 @@ class Fit:
             # Hooks that are taken away inside backward are there again when it has ended.
             self.watch.after_backward.append(lambda: self._close_later(bring_back))
         elif not self._closed and not self._off:
+            begun, self._phase = self._phase % self._period, 0
+            if begun:
+                self._count("the script ended within an iteration", begun)
             self.report()
             self._closed = True
             _ACTING.remove(self)
@@ -362,7 +369,10 @@ class Fit:
             self.runtime.turns = self._updates.turns
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        if not self._by_hand and self._first.stepped(optimizer):
+        if self._by_hand or not self._first.stepped(optimizer):
+            return
+        self._phase += 1
+        if self._phase % self._period == 0:
             self._ended()
 
     def _first_is_gone(self, why: str, others: int) -> None:
@@ -401,7 +411,7 @@ class Fit:
                 self._reasons.add(why)
             if why is None:
                 self._proved()
-                self._report.planned += 1
+                self._report.planned += self._period
                 self._times.append(time.perf_counter() - self._began)
                 other = self.search.ran(self.schedule)
                 if other is not None:
@@ -482,8 +492,9 @@ class Fit:
         if self._recorder is not None:
             self._recorder.forbid("it uses torch.func, which allows no hooks")
 
-    def _count(self, why: str, times: int = 1) -> None:
-        self._report.unplanned[why] = self._report.unplanned.get(why, 0) + times
+    def _count(self, why: str, times: int | None = None) -> None:
+        steps = self._period if times is None else times
+        self._report.unplanned[why] = self._report.unplanned.get(why, 0) + steps
 
     def _give_up(self, why: str) -> None:
         self._stop_recording()
@@ -546,6 +557,7 @@ class Fit:
 
     def _drop_plan(self) -> None:
         """Nothing acts until there is another plan."""
+        self._period = 1
         self.schedule = None
         self.search.settled = self._report.met = False
         self.runtime.growth = None
@@ -568,6 +580,8 @@ class Fit:
                     self._completions = Completions(self._recorder, self._optimizers[0])
                 else:
                     self._not_early(why)
+            return
+        if self._takes_turns(self._recorder):
             return
         recorded = len(self._recorder.cuts)
         anew = self._leftovers.watched(self._recorder) and recorded < self._attempts
@@ -604,6 +618,7 @@ class Fit:
                 soon=None if self._varies else self._soon(recorder, found),
                 lend=self._lendable(recorder),
                 varies=self._varies,
+                steps=self._period,
             )
             if self._varies and _VARIES not in self._report.notes:
                 self._report.notes.append(_VARIES)
@@ -622,6 +637,19 @@ class Fit:
         self._proved()
         self._act(schedule)
         self._joined.took(offer)
+
+    def _takes_turns(self, recorder: Recorder) -> bool:
+        """Whether several iterations in a row repeat, though one alone does not; then these are one
+        iteration from now on, and are watched anew.
+        """
+        turns = _graph.period(recorder) if self._period == 1 else 1
+        if turns < 2:
+            return False
+        self._say(f"neap: {turns} steps in turn make up an iteration")
+        self._stop_recording()
+        self._period, self._phase = turns, 0
+        self._watch()
+        return True
 
     def _seen_enough(self, recorder: Recorder) -> bool:
         """Whether two iterations in a row were alike, or else some were of one kind, on tensors of
@@ -692,6 +720,7 @@ class Fit:
 
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
+        self._period, self._phase = schedule.steps, 0
         if schedule.varies and self._fits is not None:
             schedule.fits = self._fits
         report = self._report

@@ -161,12 +161,28 @@ def repeats(recorder: Recorder, sizes: bool = True) -> bool:
     return _alike(recorder.ops[before:start], recorder.ops[start:], sizes)
 
 
+def period(recorder: Recorder) -> int:
+    """How many iterations in a row repeat, with the operators since the last cut as the last one:
+    the least number of which the last two rows are alike; 0 if there is none.
+    """
+    spans = _spans(recorder)
+    for length in range(1, len(spans) // 2 + 1):
+        if all(map(_alike, spans[-2 * length : -length], spans[-length:])):
+            return length
+    return 0
+
+
+def _spans(recorder: Recorder) -> list[list[Op]]:
+    """The operators of each iteration, and those since the last cut."""
+    cuts = recorder.cuts
+    return [recorder.ops[first:after] for first, after in zip(cuts, [*cuts[1:], None])]
+
+
 def sizes_vary(recorder: Recorder) -> bool:
     """Whether the operators since the last cut ran on tensors of other sizes in an iteration
     before.
     """
-    spans = zip(recorder.cuts, [*recorder.cuts[1:], None])
-    *before, last = [recorder.ops[first:after] for first, after in spans]
+    *before, last = _spans(recorder)
     return any(_alike(ops, last, False) and not _alike(ops, last, True) for ops in before)
 
 
@@ -198,7 +214,7 @@ def _ops(recorder: Recorder, which: int) -> list[Op]:
     return recorder.ops[first:after]
 
 
-def _alike(before: list[Op], ops: list[Op], sizes: bool) -> bool:
+def _alike(before: list[Op], ops: list[Op], sizes: bool = True) -> bool:
     return [_signature(op, sizes) for op in before] == [_signature(op, sizes) for op in ops]
 
 

@@ -106,6 +106,7 @@ class Planner:
         soon: the iteration with updates inside backward, if that may be planned too.
         lend: parameters that may leave during backward, where the budget can't be met otherwise.
         varies: whether plans are for iterations on tensors of other sizes too.
+        steps: how many steps of the first optimizer make up an iteration.
     """
 
     def __init__(
@@ -119,11 +120,13 @@ class Planner:
         soon: Iteration | None = None,
         lend: Collection[Storage] = (),
         varies: bool = False,
+        steps: int = 1,
     ) -> None:
         self.recorder = recorder
         self.found = found
         self.device = device
         self.varies = varies
+        self._steps = steps
         self.neap = executable()
         self._soon = soon
         self._cache = cache
@@ -267,6 +270,7 @@ class Planner:
             [one.key for one in (*self.ranges, *self._soon_ranges)],
             self._profile,
             self.varies,
+            self._steps,
         ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
         return _outside.cache() / "torch" / f"{key.hexdigest()[:32]}.json"
@@ -315,6 +319,7 @@ class Planner:
             swap_bytes=sum(moved[one].bytes for one in acted),
             excluded=self.excluded,
             varies=self.varies,
+            steps=self._steps,
             lent=[[(s.name, s.bytes) for s in members] for members in lent],
             borrowed={s.place: member[s.storage] for s in packs if s.storage in member},
             packed=self._problem.packed if lent else 0,

@@ -413,8 +413,12 @@ class Runtime:
     def _remake(self, place: int, number: int, tensor: torch.Tensor) -> Any:
         made = self.remakes.pack(place, number, tensor)
         if made is None:
-            node = self.schedule.remade[number].node if self.schedule is not None else ""
-            self.diverge(f"saved tensor {place} can't be made again by {node}")
+            schedule = self.schedule
+            assert schedule is not None
+            one, size = schedule.remade[number], tensor.untyped_storage().nbytes()
+            if schedule.varies and size > one.size:
+                return self._outgrown(size, one.size, tensor)
+            self.diverge(f"saved tensor {place} can't be made again by {one.node}")
             return kept(tensor, place)
         return made
 
@@ -445,15 +449,19 @@ class Runtime:
         schedule = self.schedule
         varies = schedule is not None and schedule.varies
         if varies and base.nbytes() > self._sizes[number]:
-            self.diverge("it is larger than the plan's")
-            self.policy.expects_more(base.nbytes(), self._sizes[number])
-            return self._spilled(tensor)
+            return self._outgrown(base.nbytes(), self._sizes[number], tensor)
         slot = self._whole[number]
         if slot is not None and not fills(tensor, slot):
             slot = None
         holder = Holder(place, number, tensor, base, slot)
         self._by_storage[holder.key] = self._holders[number] = weakref.ref(holder)
         return holder
+
+    def _outgrown(self, size: int, known: int, tensor: torch.Tensor) -> Any:
+        """A storage is larger than in the iteration that was planned."""
+        self.diverge("it is larger than the plan's")
+        self.policy.expects_more(size, known)
+        return self._spilled(tensor)
 
     def stays(self, number: int, tensor: torch.Tensor) -> Any:
         """What a call that runs again keeps of a parameter or buffer that it saved."""

@@ -135,6 +135,7 @@ class Schedule:
             these have room in the pinned memory.
         fits: with ``varies``, a saved tensor by its place, and the most bytes that it has in an
             iteration that fits without the plan.
+        steps: how many steps of the first optimizer make up an iteration.
     """
 
     expected: list[tuple[View, str]]
@@ -159,6 +160,7 @@ class Schedule:
     giving_back_ns: int = 0
     varies: bool = False
     fits: tuple[int, int] | None = None
+    steps: int = 1
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0
@@ -275,6 +277,8 @@ def _read(form: dict[str, Any]) -> Schedule:
         wrong |= type(one.default) is int and not _count(value)
         if wrong or (one.name == "piece" and not (value is None or (_count(value) and value))):
             raise ValueError(f"{one.name} is {str(value)[:40]}")
+    if schedule.steps < 1:
+        raise ValueError("an iteration has no step")
     names = [*schedule.away, *schedule.soon, *(name for turn in schedule.turns for name in turn)]
     names += [*schedule.excluded, *(one.module for one in schedule.again)]
     names += [one.module for one in schedule.remade]
