@@ -35,7 +35,7 @@ from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
 from neap.torch._sizes import Fits, fits, saved, unseen
-from neap.torch._states import divisible
+from neap.torch._states import SMALLEST, divisible
 from neap.torch._storage import Storage
 from neap.torch._timeline import Timeline
 from neap.torch._updates import Updates
@@ -52,6 +52,10 @@ _VARIES = "sizes vary: the plan is for the largest iteration that was watched"
 
 _UNLIKE = "no two iterations in a row were alike"
 _HOLDS = "what autograd saves leaves for the host as memory nears the budget, and nothing else"
+
+_STATES_STAY = 2
+"""The iterations without a plan that must exceed the budget before optimizer states leave too."""
+_STATES_LEAVE = "that was not enough: optimizer states stay on the host between steps, too"
 
 _PATIENCE = 4
 """The iterations in a row that differ from the plan after which the script is watched anew. The
@@ -130,6 +134,8 @@ class Fit:
         """The steps since these were counted anew."""
         self._varies = False
         """Whether the iterations that are watched are of one kind, on tensors of varying sizes."""
+        self._missed = 0
+        """Iterations without a plan that exceeded the budget although all left that could."""
         self._fits: Fits | None = None
         """Which of these fit without the plan."""
         self._former: tuple[Schedule, Planner | None] | None = None
@@ -436,8 +442,10 @@ class Fit:
             self._count("there is no plan")
             limit = self.runtime.policy.limit
             if limit:
-                self._kept_to(limit)
+                self._missed += self._kept_to(limit)
                 self.enforcement.give_back(limit)
+                if self._missed == _STATES_STAY:
+                    self._send_states()
             return
         self._count("watching")
         if self.watch.backward_depth:
@@ -448,11 +456,16 @@ class Fit:
             return
         self._watch()
 
-    def _kept_to(self, limit: int) -> None:
-        """An iteration without the plan has ended, in which what was saved could leave."""
+    def _kept_to(self, limit: int) -> bool:
+        """An iteration without the plan has ended, in which what was saved could leave; whether
+        that was not enough.
+        """
         policy = self.runtime.policy
+        over = self.enforcement.peak_reserved() - limit
+        missed = over > 0 and policy.short
         self._report.by_policy += bool(policy.left)
-        policy.ended(self.enforcement.peak_reserved() - limit)
+        policy.ended(over)
+        return missed
 
     def _proved(self) -> None:
         """The plan is this script's, and there are states now."""
@@ -528,6 +541,20 @@ class Fit:
         self.enforcement.begin(budget)
         self._say(f"neap: {_HOLDS}; budget {budget} bytes, peak seen {peak}")
         self._report.notes.append(_HOLDS)
+
+    def _send_states(self) -> None:
+        """Without a plan optimizer states stay on the host between steps: that what was saved
+        leaves was not enough.
+        """
+        names = {
+            name
+            for role, name, tensor in named_tensors(self.watch, self._optimizers)
+            if role == "optimizer_state" and tensor.nbytes >= SMALLEST
+        }
+        if names:
+            self._updates.follow(Schedule([], [], [], {}, away=names))
+            self._say(f"neap: {_STATES_LEAVE}")
+            self._report.notes.append(_STATES_LEAVE)
 
     # -- planning
 
