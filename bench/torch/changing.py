@@ -245,13 +245,17 @@ for number in range(60):
 """
 
 GAN = """
+def more(b):
+    parts = [(nn.Conv2d(b, b, 3, 1, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)) for _ in range(3)]
+    return [one for part in parts for one in part]
 def conv(a, b):
-    return nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))
+    return nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), *more(b))
 def up(a, b):
-    return nn.Sequential(nn.ConvTranspose2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
-critic = nn.Sequential(conv(3, 64), conv(64, 128), conv(128, 256), nn.Flatten(), nn.Linear(256 * 64, 1)).cuda()
-maker = nn.Sequential(nn.Linear(128, 256 * 64), nn.Unflatten(1, (256, 8, 8)),
-                      up(256, 256), up(256, 128), up(128, 64), nn.Conv2d(64, 3, 3, 1, 1), nn.Tanh()).cuda()
+    return nn.Sequential(nn.ConvTranspose2d(a, b, 4, 2, 1), *more(b))
+critic = nn.Sequential(conv(3, 64), conv(64, 128), conv(128, 256), conv(256, 256), nn.Flatten(),
+                       nn.Linear(256 * 16, 1)).cuda()
+maker = nn.Sequential(nn.Linear(128, 256 * 16), nn.Unflatten(1, (256, 4, 4)), up(256, 256),
+                      up(256, 128), up(128, 64), up(64, 32), nn.Conv2d(32, 3, 3, 1, 1)).cuda()
 first = torch.optim.Adam(critic.parameters())
 second = torch.optim.Adam(maker.parameters())
 for number in range(60):
@@ -264,8 +268,9 @@ for number in range(60):
 """
 
 PPO = """
-body = nn.Sequential(nn.Conv2d(4, 64, 8, 4), nn.ReLU(), nn.Conv2d(64, 128, 4, 2), nn.ReLU(),
-                     nn.Conv2d(128, 128, 3), nn.ReLU(), nn.Flatten(),
+more = [one for _ in range(6) for one in (nn.Conv2d(64, 64, 3, 1, 1), nn.ReLU())]
+body = nn.Sequential(nn.Conv2d(4, 64, 8, 4), nn.ReLU(), *more, nn.Conv2d(64, 128, 4, 2),
+                     nn.ReLU(), nn.Conv2d(128, 128, 3), nn.ReLU(), nn.Flatten(),
                      nn.Linear(128 * 49, 512), nn.ReLU()).cuda()
 actor, critic = nn.Linear(512, 6).cuda(), nn.Linear(512, 1).cuda()
 model = nn.ModuleList([body, actor, critic])

@@ -9,7 +9,8 @@ import pytest
 import torch
 from fitted import everything, same
 from jobs import Job
-from neap.torch._fit import _ATTEMPTS, _PATIENCE
+from neap.torch._fit import _ATTEMPTS
+from neap.torch._kinds import PATIENCE
 from neap.torch._report import Report
 from torch import nn
 
@@ -93,14 +94,14 @@ def test_a_script_that_trains_more_layers_from_some_step_on_is_planned_anew() ->
     # Three watched, then planned, then four that differ, then three watched for the next plan.
     assert report.unplanned["watching"] == 3 + 2, report
     differing = sum(n for why, n in report.unplanned.items() if why != "watching")
-    assert differing == _PATIENCE, report
-    assert report.planned == 24 - 5 - _PATIENCE, report
+    assert differing == PATIENCE, report
+    assert report.planned == 24 - 5 - PATIENCE, report
     assert any("watching the script anew" in line for line in said), said
     assert report.swapped_out > 0 or report.state_bytes > 0 or report.remade > 0, report
 
 
 def test_the_plan_stays_where_no_two_iterations_are_alike() -> None:
-    other = range(100, 100 + _PATIENCE + _ATTEMPTS)
+    other = range(100, 100 + PATIENCE + _ATTEMPTS)
     rows = [*[96] * 8, *other, *[96] * 6]
     report, said = both(lengths(*rows, turns=True), len(rows))
     assert any("the plan stays: no two iterations in a row were alike" in s for s in said), said
@@ -108,11 +109,11 @@ def test_the_plan_stays_where_no_two_iterations_are_alike() -> None:
 
 
 def test_patience_doubles_each_time() -> None:
-    rows = [96] * 8 + [64] * 20 + [96] * (2 * _PATIENCE + 6)
+    rows = [96] * 8 + [64] * 20 + [96] * (2 * PATIENCE + 6)
     report, said = both(lengths(*rows), len(rows))
     watched = [line for line in said if "watching the script anew" in line]
-    assert [line.split()[1] for line in watched] == [str(_PATIENCE), str(2 * _PATIENCE)], said
-    assert report.planned == len(rows) - 3 - 2 - 2 - 3 * _PATIENCE, report
+    assert [line.split()[1] for line in watched] == [str(PATIENCE), str(2 * PATIENCE)], said
+    assert report.planned == len(rows) - 3 - 2 - 2 - 3 * PATIENCE, report
 
 
 def test_the_report_says_what_is_not_known() -> None:

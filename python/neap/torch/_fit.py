@@ -20,6 +20,7 @@ from neap.torch._enforce import Enforcement
 from neap.torch._first import First
 from neap.torch._guard import Guard, each, entry
 from neap.torch._joined import Joined
+from neap.torch._kinds import Kinds
 from neap.torch._leftovers import Leftovers, unmovable
 from neap.torch._lift import Lift, is_on_top
 from neap.torch._loans import leavable
@@ -30,14 +31,15 @@ from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, acts, parse_budget, size
-from neap.torch._runtime import FITS, Runtime
+from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
 from neap.torch._sizes import Fits, fits, saved, unseen
-from neap.torch._states import SMALLEST, divisible
+from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._timeline import Timeline
+from neap.torch._unplanned import Unplanned
 from neap.torch._updates import Updates
 from neap.torch._versions import newer_than_known
 from neap.torch._watch import Watch, named_tensors
@@ -45,22 +47,9 @@ from neap.torch._watch import Watch, named_tensors
 _ATTEMPTS = 12
 """The most iterations that are watched for two in a row that are alike."""
 
-_FEW = 7
-"""The iterations that are watched where their sizes vary; the plan is for the largest of them."""
-
 _VARIES = "sizes vary: the plan is for the largest iteration that was watched"
 
 _UNLIKE = "no two iterations in a row were alike"
-_HOLDS = "what autograd saves leaves for the host as memory nears the budget, and nothing else"
-
-_STATES_STAY = 2
-"""The iterations without a plan that must exceed the budget before optimizer states leave too."""
-_STATES_LEAVE = "that was not enough: optimizer states stay on the host between steps, too"
-
-_PATIENCE = 4
-"""The iterations in a row that differ from the plan after which the script is watched anew. The
-number doubles each time, since watching costs time too.
-"""
 
 _ACTING: list[Fit] = []
 """The fit that acts: hooks are global, so there is one at a time."""
@@ -121,23 +110,9 @@ class Fit:
         self._by_hand = False
         self._off = os.environ.get("NEAP_OFF") == "1"
         self._planning_ended = False
-        self._different = 0
-        """Iterations in a row that were not as planned."""
-        self._reasons: set[str] = set()
-        """Why."""
-        self._changes = False
-        """Whether these were unlike each other, so that a pair that is alike says little."""
-        self._patience = _PATIENCE
-        self._period = 1
-        """The steps that make up an iteration: a script may do different things in turn."""
-        self._phase = 0
-        """The steps since these were counted anew."""
-        self._varies = False
-        """Whether the iterations that are watched are of one kind, on tensors of varying sizes."""
-        self._missed = 0
-        """Iterations without a plan that exceeded the budget although all left that could."""
+        self._kinds = Kinds(attempts)
         self._fits: Fits | None = None
-        """Which of these fit without the plan."""
+        """Which iterations on tensors of varying sizes fit without the plan."""
         self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
@@ -145,6 +120,9 @@ class Fit:
         self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
         self.runtime.guard = self.guard
         self.runtime.differs, self.runtime.saves = self.enforcement.lift, self._saves
+        self._unplanned = Unplanned(
+            self.runtime.policy, self.enforcement, self._updates, self._report, say
+        )
         self._leftovers = Leftovers(self._report, say, self.enforcement.standing)
         asked = parse_budget(budget)
         self.search = Search(self.enforcement, self.runtime, self._report, say, asked)
@@ -229,9 +207,9 @@ class Fit:
             # Hooks that are taken away inside backward are there again when it has ended.
             self.watch.after_backward.append(lambda: self._close_later(bring_back))
         elif not self._closed and not self._off:
-            begun, self._phase = self._phase % self._period, 0
-            if begun:
-                self._count("the script ended within an iteration", begun)
+            if self._kinds.begun:
+                self._count("the script ended within an iteration", self._kinds.begun)
+                self._kinds.begin(1)
             self.report()
             self._closed = True
             _ACTING.remove(self)
@@ -377,8 +355,7 @@ class Fit:
     def _stepped(self, optimizer: Optimizer) -> None:
         if self._by_hand or not self._first.stepped(optimizer):
             return
-        self._phase += 1
-        if self._phase % self._period == 0:
+        if self._kinds.stepped():
             self._ended()
 
     def _first_is_gone(self, why: str, others: int) -> None:
@@ -409,22 +386,17 @@ class Fit:
         if self.schedule is not None:
             why = self.runtime.end()
             self._leftovers.ended()
-            if why is None:
-                self._different = 0
-                self._reasons.clear()
-            elif why != FITS:
-                self._different += 1
-                self._reasons.add(why)
+            self._kinds.ran(why)
             if why is None:
                 self._proved()
-                self._report.planned += self._period
+                self._report.planned += self._kinds.period
                 self._times.append(time.perf_counter() - self._began)
                 other = self.search.ran(self.schedule)
                 if other is not None:
                     self._act(other)
             else:
                 self._count(why)
-                self._kept_to(self.schedule.limit)
+                self._unplanned.ended(self.schedule.limit)
                 self.search.strayed(self.schedule)
                 if self._replaces_given(self.schedule, why):
                     return
@@ -440,12 +412,7 @@ class Fit:
             return
         if self._planning_ended:
             self._count("there is no plan")
-            limit = self.runtime.policy.limit
-            if limit:
-                self._missed += self._kept_to(limit)
-                self.enforcement.give_back(limit)
-                if self._missed == _STATES_STAY:
-                    self._send_states()
+            self._unplanned.ended_without_plan(self.watch, self._optimizers)
             return
         self._count("watching")
         if self.watch.backward_depth:
@@ -455,17 +422,6 @@ class Fit:
             self._give_up("its iterations run in another thread than the one that neap began in")
             return
         self._watch()
-
-    def _kept_to(self, limit: int) -> bool:
-        """An iteration without the plan has ended, in which what was saved could leave; whether
-        that was not enough.
-        """
-        policy = self.runtime.policy
-        over = self.enforcement.peak_reserved() - limit
-        missed = over > 0 and policy.short
-        self._report.by_policy += bool(policy.left)
-        policy.ended(over)
-        return missed
 
     def _proved(self) -> None:
         """The plan is this script's, and there are states now."""
@@ -506,7 +462,7 @@ class Fit:
             self._recorder.forbid("it uses torch.func, which allows no hooks")
 
     def _count(self, why: str, times: int | None = None) -> None:
-        steps = self._period if times is None else times
+        steps = self._kinds.period if times is None else times
         self._report.unplanned[why] = self._report.unplanned.get(why, 0) + steps
 
     def _give_up(self, why: str) -> None:
@@ -528,34 +484,6 @@ class Fit:
             self._recorder.stop()
             self._recorder = None
 
-    # -- without a plan
-
-    def _hold(self, peak: int) -> None:
-        """No plan will come: what is saved leaves as memory nears the budget. ``peak`` is that of
-        the iterations that were watched.
-        """
-        budget = self.search.budget(peak)
-        self._report.budget_bytes, self._report.unplanned_peak_bytes = budget, peak
-        self.enforcement.restart()
-        self.runtime.policy.begin(budget)
-        self.enforcement.begin(budget)
-        self._say(f"neap: {_HOLDS}; budget {budget} bytes, peak seen {peak}")
-        self._report.notes.append(_HOLDS)
-
-    def _send_states(self) -> None:
-        """Without a plan optimizer states stay on the host between steps: that what was saved
-        leaves was not enough.
-        """
-        names = {
-            name
-            for role, name, tensor in named_tensors(self.watch, self._optimizers)
-            if role == "optimizer_state" and tensor.nbytes >= SMALLEST
-        }
-        if names:
-            self._updates.follow(Schedule([], [], [], {}, away=names))
-            self._say(f"neap: {_STATES_LEAVE}")
-            self._report.notes.append(_STATES_LEAVE)
-
     # -- planning
 
     def _watch_anew(self, schedule: Schedule) -> bool:
@@ -565,17 +493,15 @@ class Fit:
         """
         planner = self.search.planner
         if (
-            self._different < self._patience
+            not self._kinds.out_of_patience
             or planner is None
             or self._joined
             or self.watch.backward_depth
             or threading.get_ident() != self._thread
         ):
             return False
-        self._say(f"neap: {self._different} iterations in a row differ; watching the script anew")
-        self._changes = schedule.varies or len(self._reasons) > 1
-        self._different, self._patience = 0, 2 * self._patience
-        self._reasons.clear()
+        different = self._kinds.watch_anew(schedule)
+        self._say(f"neap: {different} iterations in a row differ; watching the script anew")
         self._former, self._spills = (schedule, planner), True
         self._drop_plan()
         self.watch.notice_modules()
@@ -584,7 +510,7 @@ class Fit:
 
     def _drop_plan(self) -> None:
         """Nothing acts until there is another plan."""
-        self._period = 1
+        self._kinds.begin(1)
         self.schedule = None
         self.search.settled = self._report.met = False
         self.runtime.growth = None
@@ -612,7 +538,7 @@ class Fit:
             return
         recorded = len(self._recorder.cuts)
         anew = self._leftovers.watched(self._recorder) and recorded < self._attempts
-        if recorded < 2 or not self._seen_enough(self._recorder):
+        if not self._kinds.seen_enough(self._recorder):
             anew = True
         if anew:
             self._recorder.cut()
@@ -621,8 +547,8 @@ class Fit:
         self._stop_recording()
         name = type(self._models[0]).__name__ if self._models else "job"
         try:
-            which = _graph.largest(recorder) if self._varies else None
-            found = _graph.iteration(recorder, name, which, self._varies)
+            which = _graph.largest(recorder) if self._kinds.varies else None
+            found = _graph.iteration(recorder, name, which, self._kinds.varies)
         except ValueError as error:
             self._give_up(str(error))
             return
@@ -630,7 +556,8 @@ class Fit:
         if not found.steady:
             self._give_up(_UNLIKE)
             if self.schedule is None:
-                self._hold(max([*recorder.peaks, found.peak]))
+                peak = max([*recorder.peaks, found.peak])
+                self._unplanned.begin(self.search.budget(peak), peak)
             return
         self._say("neap: planning")
         self.search.start(found.peak)
@@ -642,12 +569,12 @@ class Fit:
                 all(map(divisible, self._optimizers)),
                 self._recompute,
                 cache=self._cache,
-                soon=None if self._varies else self._soon(recorder, found),
+                soon=None if self._kinds.varies else self._soon(recorder, found),
                 lend=self._lendable(recorder),
-                varies=self._varies,
-                steps=self._period,
+                varies=self._kinds.varies,
+                steps=self._kinds.period,
             )
-            if self._varies and _VARIES not in self._report.notes:
+            if self._kinds.varies and _VARIES not in self._report.notes:
                 self._report.notes.append(_VARIES)
             self._keep_within_host(planner)
             stays = unmovable(recorder, found)
@@ -656,7 +583,7 @@ class Fit:
             offer = self._joined.join(planner)
             schedule = self.search.plan(planner)
             limit = schedule.budget_bytes - self.search.margin
-            self._fits = fits(recorder, found, limit) if self._varies else None
+            self._fits = fits(recorder, found, limit) if self._kinds.varies else None
         except (PlanError, ShareError) as error:
             self._give_up(str(error))
             return
@@ -669,25 +596,13 @@ class Fit:
         """Whether several iterations in a row repeat, though one alone does not; then these are one
         iteration from now on, and are watched anew.
         """
-        turns = _graph.period(recorder) if self._period == 1 else 1
-        if turns < 2:
-            return False
-        self._say(f"neap: {turns} steps in turn make up an iteration")
-        self._stop_recording()
-        self._period, self._phase = turns, 0
-        self._watch()
-        return True
-
-    def _seen_enough(self, recorder: Recorder) -> bool:
-        """Whether two iterations in a row were alike, or else some were of one kind, on tensors of
-        varying sizes.
-        """
-        recorded, alike = len(recorder.cuts), _graph.repeats(recorder)
-        many = recorded >= min(_FEW, self._attempts)
-        if alike and self._changes:
-            alike = many and not _graph.sizes_vary(recorder)
-        self._varies = not alike and many and _graph.repeats(recorder, sizes=False)
-        return alike or self._varies or recorded >= self._attempts
+        turns = self._kinds.turns(recorder)
+        if turns:
+            self._say(f"neap: {turns} steps in turn make up an iteration")
+            self._stop_recording()
+            self._kinds.begin(turns)
+            self._watch()
+        return turns > 0
 
     def _keep_within_host(self, planner: Planner) -> None:
         """What leaves the device is pinned on the host, which may have less memory than that."""
@@ -747,7 +662,7 @@ class Fit:
 
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self._period, self._phase = schedule.steps, 0
+        self._kinds.begin(schedule.steps)
         if schedule.varies and self._fits is not None:
             schedule.fits = self._fits
         report = self._report

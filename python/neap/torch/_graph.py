@@ -153,12 +153,12 @@ def iteration(
     return found
 
 
-def repeats(recorder: Recorder, sizes: bool = True) -> bool:
-    """Whether the operators since the last cut are those of the iteration before it, with ``sizes``
-    on tensors of the same sizes.
+def alike_in_kind(recorder: Recorder) -> bool:
+    """Whether the operators since the last cut are those of the iteration before it, maybe on
+    tensors of other sizes.
     """
-    before, start = recorder.cuts[-2:]
-    return _alike(recorder.ops[before:start], recorder.ops[start:], sizes)
+    before, last = _spans(recorder)[-2:]
+    return _alike(before, last, False)
 
 
 def period(recorder: Recorder) -> int:

@@ -1,0 +1,104 @@
+"""How a script's iterations change: which of them are alike, in sizes or in kind, or take turns."""
+
+from __future__ import annotations
+
+from neap.torch import _graph
+from neap.torch._recorder import Recorder
+from neap.torch._runtime import FITS
+from neap.torch._schedule import Schedule
+
+FEW = 7
+"""The iterations that are watched where their sizes vary; the plan is for the largest of them."""
+
+PATIENCE = 4
+"""The iterations in a row that differ from the plan after which the script is watched anew. The
+number doubles each time, since watching costs time too.
+"""
+
+
+class Kinds:
+    """What is known of one script's iterations.
+
+    Args:
+        attempts: the most iterations that are watched for some that are alike.
+
+    Attributes:
+        varies: whether those that are watched are of one kind, on tensors of varying sizes.
+        period: the steps of the first optimizer that make up an iteration: a script may do
+            different things in turn.
+    """
+
+    def __init__(self, attempts: int) -> None:
+        self.varies = False
+        self.period = 1
+        self._attempts = attempts
+        self._steps = 0
+        """Those since the period began."""
+        self._different = 0
+        """Iterations in a row that were not as planned."""
+        self._reasons: set[str] = set()
+        """Why."""
+        self._patience = PATIENCE
+        self._changes = False
+        """Whether iterations that were not as planned were unlike each other, so that a pair that
+        is alike says little.
+        """
+
+    def begin(self, period: int) -> None:
+        """The next step begins an iteration of so many."""
+        self.period, self._steps = period, 0
+
+    def stepped(self) -> bool:
+        """The first optimizer has stepped; whether an iteration ends."""
+        self._steps += 1
+        return self._steps % self.period == 0
+
+    @property
+    def begun(self) -> int:
+        """The steps of an iteration that has not ended."""
+        return self._steps % self.period
+
+    # -- by a plan
+
+    def ran(self, why: str | None) -> None:
+        """An iteration has ended that was as planned, or was not: why."""
+        if why is None:
+            self._different = 0
+            self._reasons.clear()
+        elif why != FITS:
+            self._different += 1
+            self._reasons.add(why)
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether so many iterations in a row were not as planned that they are to be watched."""
+        return self._different >= self._patience
+
+    def watch_anew(self, schedule: Schedule) -> int:
+        """They are watched, as too many differ from this plan: how many did."""
+        different, self._different = self._different, 0
+        self._changes = schedule.varies or len(self._reasons) > 1
+        self._patience *= 2
+        self._reasons.clear()
+        return different
+
+    # -- while they are watched
+
+    def turns(self, recorder: Recorder) -> int:
+        """How many iterations in a row repeat, though one alone does not; else 0."""
+        found = _graph.period(recorder) if self.period == 1 else 0
+        return found if found > 1 else 0
+
+    def seen_enough(self, recorder: Recorder) -> bool:
+        """Whether two iterations in a row were alike, or else some were of one kind, on tensors of
+        varying sizes; or there will be no more.
+        """
+        recorded = len(recorder.cuts)
+        if recorded < 2:
+            return False
+        alike = _graph.period(recorder) == 1
+        many = recorded >= min(FEW, self._attempts)
+        if alike and self._changes:
+            alike = many and not _graph.sizes_vary(recorder)
+        self.varies = not alike and many and _graph.alike_in_kind(recorder)
+        return alike or self.varies or recorded >= self._attempts
