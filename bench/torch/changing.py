@@ -260,7 +260,8 @@ first = torch.optim.Adam(critic.parameters())
 second = torch.optim.Adam(maker.parameters())
 for number in range(60):
     real = torch.randn(64, 3, 64, 64).cuda()
-    fake = maker(torch.randn(64, 128).cuda()).detach()
+    with torch.no_grad():
+        fake = maker(torch.randn(64, 128).cuda())
     step(critic(fake).mean() - critic(real).mean(), first)
     if number % 2:
         step(-critic(maker(torch.randn(64, 128).cuda())).mean(), second)
