@@ -400,6 +400,8 @@ class Fit:
                 self.search.strayed(self.schedule)
                 if self._replaces_given(self.schedule, why):
                     return
+            if self.schedule.varies:
+                self.runtime.policy.give_back_free()
             self._on_timeline(why is None)
             if self._watch_anew(self.schedule):
                 return

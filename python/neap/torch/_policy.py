@@ -126,6 +126,23 @@ class Policy(Spill):
         self._reserved, self._growth, self._trims = 0, self._growth * 7 // 8, 0
         self.short, self._expects = False, True
 
+    def give_back_free(self) -> None:
+        """Between iterations whose sizes vary: what the last one left free goes back to the device
+        if the next one could not reserve much beside it.
+        """
+        if self.limit and self.device == "cuda":
+            standing, reserved = given_out_and_reserved()
+            self._give_back(standing, reserved, self.limit // 8)
+
+    def _give_back(self, standing: int, reserved: int, more: int) -> None:
+        """Free memory goes back if ``more`` bytes beside it would be too much."""
+        assert self.limit is not None
+        near = self._trims < _TRIMS and reserved + more > self.limit > 0
+        if near and reserved - standing > self.limit // _PIECES:
+            torch.cuda.empty_cache()
+            self._trims += 1
+            self._reserved = 0
+
     # -- forward
 
     def pack(self, tensor: torch.Tensor) -> Holder | Handle | None:
@@ -160,11 +177,7 @@ class Policy(Spill):
             if self._reserved:
                 self._growth = max(self._growth, reserved - self._reserved)
             self._reserved = reserved
-            near = self._trims < _TRIMS and reserved + self._growth > self.limit > 0
-            if near and reserved - standing > self.limit // _PIECES:
-                torch.cuda.empty_cache()
-                self._trims += 1
-                self._reserved = 0
+            self._give_back(standing, reserved, self._growth)
         else:
             standing = self.fixed + self._held()
         self._room = most - standing

@@ -265,6 +265,8 @@ class Search:
 
     def _for_another_margin(self, schedule: Schedule, over: int) -> Schedule | None:
         """A plan for another margin, or an earlier one."""
+        if schedule.varies and over <= 0:  # Smaller iterations leave more unused.
+            return None
         margin = self._margin(schedule)
         before = margin.bytes
         if self._trims and over > 0:  # The next plan must be lower than this one.

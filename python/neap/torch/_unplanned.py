@@ -75,7 +75,8 @@ class Unplanned:
         if not limit:
             return
         self._missed += self.ended(limit)
-        self._enforcement.give_back(limit)
+        if not self._enforcement.give_back(limit):
+            self._policy.give_back_free()
         if self._missed == _STATES_STAY:
             self._send_states(watch, optimizers)
 
