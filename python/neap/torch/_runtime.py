@@ -417,7 +417,8 @@ class Runtime:
             assert schedule is not None
             one, size = schedule.remade[number], tensor.untyped_storage().nbytes()
             if schedule.varies and size > one.size:
-                return self._outgrown(size, one.size, tensor)
+                self.outgrown(size, one.size)
+                return self._spilled(tensor)
             self.diverge(f"saved tensor {place} can't be made again by {one.node}")
             return kept(tensor, place)
         return made
@@ -449,7 +450,8 @@ class Runtime:
         schedule = self.schedule
         varies = schedule is not None and schedule.varies
         if varies and base.nbytes() > self._sizes[number]:
-            return self._outgrown(base.nbytes(), self._sizes[number], tensor)
+            self.outgrown(base.nbytes(), self._sizes[number])
+            return self._spilled(tensor)
         slot = self._whole[number]
         if slot is not None and not fills(tensor, slot):
             slot = None
@@ -457,11 +459,10 @@ class Runtime:
         self._by_storage[holder.key] = self._holders[number] = weakref.ref(holder)
         return holder
 
-    def _outgrown(self, size: int, known: int, tensor: torch.Tensor) -> Any:
-        """A storage is larger than in the iteration that was planned."""
+    def outgrown(self, size: int, known: int) -> None:
+        """Of ``size`` bytes is what had ``known`` in the iteration that was planned."""
         self.diverge("it is larger than the plan's")
         self.policy.expects_more(size, known)
-        return self._spilled(tensor)
 
     def stays(self, number: int, tensor: torch.Tensor) -> Any:
         """What a call that runs again keeps of a parameter or buffer that it saved."""

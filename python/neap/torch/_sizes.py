@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from neap.torch._graph import Iteration, alike_with, made
 from neap.torch._recorder import Recorder
 from neap.torch._spill import SMALLEST
+from neap.torch._wanted import bytes_of
 
 Fits = tuple[int, int]
 """A saved tensor by its place in the iteration, and the most bytes that it may have."""
@@ -22,7 +22,8 @@ def fits(recorder: Recorder, found: Iteration, limit: int) -> Fits | None:
         found: one of its iterations; those of its kind are compared.
         limit: the bytes.
     """
-    numbers = alike_with(recorder, found.which)
+    # What is measured of the first one may be of those before.
+    numbers = [number for number in alike_with(recorder, found.which) if number > 0]
     views = {n: _bytes(recorder, n) for n in numbers}
     place = next((at for at, sizes in enumerate(zip(*views.values())) if len(set(sizes)) > 1), None)
     if place is None:
@@ -49,8 +50,7 @@ def _most(seen: Sequence[tuple[int, int]], place: int, limit: int) -> Fits | Non
 
 def _bytes(recorder: Recorder, which: int) -> list[int]:
     """The bytes of each tensor that autograd saved in an iteration."""
-    views = [one.view for one in recorder.packs if one.iteration == which]
-    return [dtype.itemsize * math.prod(shape) for dtype, shape, _, _ in views]
+    return [bytes_of(one.view) for one in recorder.packs if one.iteration == which]
 
 
 def _peak(recorder: Recorder, number: int, found: Iteration) -> int:

@@ -52,12 +52,17 @@ def differs(
 
 def serves(view: View, found: View | None, varies: bool) -> bool:
     """Whether a tensor is like the one that was planned. Where it begins in its storage makes no
-    difference; with ``varies`` its extents make none as long as they are no larger in all.
+    difference; with ``varies`` its extents make none either.
     """
     if found is None or not varies:
         return found is not None and found[:3] == view[:3]
-    alike = found[0] is view[0] and len(found[1]) == len(view[1])
-    return alike and math.prod(found[1]) <= math.prod(view[1])
+    return found[0] is view[0] and len(found[1]) == len(view[1])
+
+
+def bytes_of(view: View) -> int:
+    """The bytes of a tensor's elements."""
+    dtype, shape, _, _ = view
+    return math.prod(shape) * dtype.itemsize
 
 
 def whole(schedule: Schedule, slots: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
