@@ -97,4 +97,5 @@ def test_changing_scripts_keep_their_budget(
     (reserved, retries, steps), report = ran(tmp_path, neap, script, budget, optimizer)
     assert reserved <= budget and retries == 0, report
     assert report["by_policy"] > 0, report
+    assert report["budget_bytes"] == budget and report["met"] == (report["beyond"] == 0), report
     assert report["planned"] + sum(report["unplanned"].values()) == steps == 40

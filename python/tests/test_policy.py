@@ -10,6 +10,9 @@ import torch
 from fitted import same
 from neap.torch import _spill
 from neap.torch._fit import Fit
+from neap.torch._holder import Counts
+from neap.torch._pinned import HostPool
+from neap.torch._policy import Policy
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -111,3 +114,44 @@ def test_steps_in_turn_are_one_iteration(budget: str) -> None:
     assert report.planned >= 20 and report.met, report
     assert report.planned + sum(report.unplanned.values()) == 40
     assert report.swapped_in + report.recomputed + report.remade > 0
+
+
+def saved(policy: Policy, *sizes: int) -> list[Any]:
+    """Tensors of these many bytes that nothing else holds, as autograd would keep them."""
+    return [policy.pack(torch.full((size,), size % 100, dtype=torch.uint8)) for size in sizes]
+
+
+def test_the_oldest_leaves_and_what_is_asked_for_stays() -> None:
+    policy = Policy("cpu", Counts())
+    policy.begin(250)
+    first, second, third = saved(policy, 100, 100, 100)
+    policy.look()
+    assert [one.here is None for one in (first, second, third)] == [True, False, False]
+    policy.begin(50)
+    policy.wanted(third)
+    assert third.here is not None and second.here is None
+    policy.wanted(first)
+    assert first.here is not None and int(first.here[0]) == 0
+    policy.begin(None)
+    policy.wanted(second)
+    assert second.here is not None
+
+
+def test_without_room_on_the_host_everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostPool, "take", lambda self, size: None)
+    policy = Policy("cpu", Counts())
+    policy.begin(100)
+    kept = saved(policy, 100, 100, 100)
+    policy.look()
+    assert all(one.here is not None for one in kept)
+
+
+def test_regions_of_the_host_are_used_again() -> None:
+    pool = HostPool(False)
+    one = pool.take(1_000_000)
+    assert one is not None and 1_000_000 <= one.numel() < 1_125_000
+    pool.give(one)
+    other = pool.take(990_000)
+    assert other is not None and other.data_ptr() == one.data_ptr()
+    third = pool.take(990_000)
+    assert third is not None and third.data_ptr() != one.data_ptr()

@@ -298,7 +298,7 @@ class Fit:
         if self.schedule is not None:
             self.search.report(self.schedule)
         else:
-            report.peak_allocated_bytes, report.peak_reserved_bytes = self.enforcement.peaks()
+            self._unplanned.report()
         report.allocator_retries = self.enforcement.retries()
         report.pinned_bytes = max(report.pinned_bytes, standing())
         return report
@@ -479,6 +479,13 @@ class Fit:
         self._report.notes.append(why)
         self._say(f"neap: the script runs without a plan: {why}")
 
+    def _give_up_plan(self, why: str, recorder: Recorder, found: _graph.Iteration) -> None:
+        """There is no plan for what was watched: saved tensors leave on demand."""
+        self._give_up(why)
+        if self.schedule is None and not self._joined:
+            peak = max([*recorder.peaks, found.peak])
+            self._unplanned.begin(self.search.budget(peak), peak)
+
     def _stop_recording(self) -> None:
         if self._completions is not None:
             self._completions.stop()
@@ -516,6 +523,7 @@ class Fit:
         self.schedule = None
         self.search.settled = self._report.met = False
         self.runtime.growth = None
+        self.runtime.policy.begin(None)
         self.runtime.follow(None)
         self._updates.follow(None)
         self.runtime.turns = None
@@ -556,10 +564,7 @@ class Fit:
             return
         self.runtime.policy.knows(unseen(recorder, found), found.peak - saved(recorder, found))
         if not found.steady:
-            self._give_up(_UNLIKE)
-            if self.schedule is None:
-                peak = max([*recorder.peaks, found.peak])
-                self._unplanned.begin(self.search.budget(peak), peak)
+            self._give_up_plan(_UNLIKE, recorder, found)
             return
         self._say("neap: planning")
         self.search.start(found.peak)
@@ -586,7 +591,10 @@ class Fit:
             schedule = self.search.plan(planner)
             limit = schedule.budget_bytes - self.search.margin
             self._fits = fits(recorder, found, limit) if self._kinds.varies else None
-        except (PlanError, ShareError) as error:
+        except PlanError as error:
+            self._give_up_plan(str(error), recorder, found)
+            return
+        except ShareError as error:
             self._give_up(str(error))
             return
         self._former, self._spills = None, False

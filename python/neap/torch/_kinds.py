@@ -71,7 +71,7 @@ class Kinds:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether so many iterations in a row were not as planned that they are to be watched."""
+        """Whether too many iterations in a row were not as planned: they are to be watched."""
         return self._different >= self._patience
 
     def watch_anew(self, schedule: Schedule) -> int:

@@ -15,6 +15,8 @@ import torch
 LARGE = 1 << 20
 """Fewer bytes come from PyTorch's allocator: what it adds is little."""
 _PAGE = mmap.PAGESIZE
+_CHUNK = 64 << 20
+"""A pool grows by so many bytes, or more where a region needs it."""
 
 _standing = [0]
 
@@ -95,3 +97,37 @@ def room() -> int | None:
             continue
         found.append(max(limit - used, 0))
     return min(found) if found else None
+
+
+class HostPool:
+    """Memory of the host for copies of any size, which is used again.
+
+    Args:
+        pin: whether it is pinned.
+    """
+
+    def __init__(self, pin: bool) -> None:
+        self._pin = pin
+        self._free: dict[int, list[torch.Tensor]] = {}
+        """By their bytes, regions that were given back."""
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        """What is left of the newest chunk."""
+
+    def take(self, size: int) -> torch.Tensor | None:
+        """A region of at least so many bytes; nothing if the host has no more."""
+        step = max(1 << max(size.bit_length() - 4, 0), _PAGE)
+        rounded = -(-size // step) * step  # By an eighth at most, so that few sizes occur.
+        free = self._free.get(rounded)
+        if free:
+            return free.pop()
+        if self._chunk.numel() < rounded:
+            try:
+                self._chunk = host_memory(max(rounded, _CHUNK), self._pin)
+            except RuntimeError:
+                return None
+        region, self._chunk = self._chunk[:rounded], self._chunk[rounded:]
+        return region
+
+    def give(self, region: torch.Tensor) -> None:
+        """Nothing uses a region any more, or what does is ordered before its next use."""
+        self._free.setdefault(region.numel(), []).append(region)

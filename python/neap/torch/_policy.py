@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from neap.torch._enforce import given_out_and_reserved
 from neap.torch._holder import Counts, Handle, Holder, flat
 from neap.torch._lane import Lane
+from neap.torch._pinned import HostPool
 from neap.torch._schedule import PAGE
 from neap.torch._spill import Spill
 
@@ -80,6 +81,9 @@ class Policy(Spill):
         self._copies = 0
         self._away: list[weakref.ref[Holder]] = []
         """What is on the host alone; backward asks for the last one first."""
+        self._pool: HostPool | None = None
+        self._regions: dict[int, weakref.ref[Holder]] = {}
+        """What uses a region of the pool, until it is gone."""
         self._out: Lane | None = None
         self._in: Lane | None = None
 
@@ -87,6 +91,11 @@ class Policy(Spill):
         """From now on this is the limit."""
         self.limit = limit
         self._room = self._since = 0
+
+    def stop(self) -> None:
+        """Nothing leaves any more; memory of the host goes with the last tensor that is there."""
+        self.begin(None)
+        self._pool = None
 
     def knows(self, unseen: int, fixed: int) -> None:
         """What was seen of the script.
@@ -203,7 +212,10 @@ class Policy(Spill):
                 self._waiting.append(reference)
         self._copy_out([holder for holder in going if holder.host is None])
         for holder in going:
-            self._drop(holder)
+            if holder.host is not None:
+                self._drop(holder)
+            else:  # The host has no room.
+                self._waiting.append(weakref.ref(holder))
         self.short |= need > 0
 
     def _send_early(self) -> None:
@@ -229,29 +241,47 @@ class Policy(Spill):
         return unchanged and _owners(holder.key) <= 2
 
     def _copy_out(self, going: Sequence[Holder]) -> None:
+        """Asks for copies to the host, as far as that has room."""
         if not going:
             return
-        pinned = self._on_lanes()
-        with _disable_current_modes():
-            bases = [holder.base for holder in going if holder.base is not None]
-            hosts = [
-                torch.empty(base.nbytes(), dtype=torch.uint8, pin_memory=pinned) for base in bases
-            ]
-            with self._out or nullcontext():
-                for holder, base, host in zip(going, bases, hosts):
-                    host.copy_(flat(base), non_blocking=True)
-                    holder.host = host
-                    self._number(holder)
-                    if self._out is not None:
-                        self._out.ended(-1 - holder.number)
-                    self._sent += base.nbytes()
-                    self._counts.swapped_out += 1
-                    self._counts.bytes_out += base.nbytes()
+        if self._pool is None:
+            self._begin_copies()
+        assert self._pool is not None
+        with _disable_current_modes(), self._out or nullcontext():
+            for holder in going:
+                base = holder.base
+                assert base is not None
+                region = self._pool.take(base.nbytes())
+                if region is None:
+                    break
+                self._hold_until_gone(holder, region)
+                holder.host = region[: base.nbytes()]
+                holder.host.copy_(flat(base), non_blocking=True)
+                self._number(holder)
+                if self._out is not None:
+                    self._out.ended(-1 - holder.number)
+                self._sent += base.nbytes()
+                self._counts.swapped_out += 1
+                self._counts.bytes_out += base.nbytes()
 
-    def _on_lanes(self) -> bool:
-        if self.device == "cuda" and self._out is None:
+    def _begin_copies(self) -> None:
+        on_device = self.device == "cuda"
+        self._pool = HostPool(on_device)
+        if on_device:
             self._out, self._in = Lane(), Lane()
-        return self._out is not None
+
+    def _hold_until_gone(self, holder: Holder, region: torch.Tensor) -> None:
+        """The region is another's once the holder is gone: copies on either lane begin after what
+        the compute stream was asked for, and that waited for the holder's.
+        """
+        pool, regions, key = self._pool, self._regions, id(holder)
+
+        def gone(_: weakref.ref[Holder]) -> None:
+            del regions[key]
+            if pool is not None:
+                pool.give(region)
+
+        regions[key] = weakref.ref(holder, gone)
 
     def _number(self, holder: Holder) -> None:
         """Numbers of what the policy moves are below 0; each has an event on either lane."""

@@ -153,6 +153,17 @@ class Report:
             self.notes = [note for note in self.notes if note not in (_UNMET, _OVER)]
         if before > self.budget_bytes:
             self.notes.append(_TRIED + size(before))
+        self._say_what_strayed(strayed)
+
+    def say_what_is_known_without_plan(self, strayed: int) -> None:
+        """What the measured peaks say where no plan acts and saved tensors leave on demand; given
+        the most bytes that exceeded the budget.
+        """
+        self.notes = [note for note in self.notes if not note.startswith(_STRAYED)]
+        self.met = 0 < self.peak_reserved_bytes <= self.budget_bytes
+        self._say_what_strayed(strayed)
+
+    def _say_what_strayed(self, strayed: int) -> None:
         if strayed > self.budget_bytes:
             self.met = False
             times = "once" if self.beyond == 1 else f"{self.beyond} times"
@@ -167,6 +178,8 @@ class Report:
             f"{sum(self.unplanned.values())} without it",
             *(f"  {count} because: {why}" for why, count in sorted(self.unplanned.items())),
         ]
+        if self.by_policy:
+            lines.append(f"  {self.by_policy} of these sent saved tensors away on demand")
         if self.predicted_peak_bytes:
             left = f", of which {size(self.margin_bytes)} are left to the allocator"
             lines.append(
@@ -175,11 +188,12 @@ class Report:
                 + (left if self.margin_bytes > 0 else "")
             )
         if self.peak_allocated_bytes:
-            met = f"; the budget is {'met' if self.met else 'not met'}"
+            budget = "" if self.predicted_peak_bytes else f" of {size(self.budget_bytes)}"
+            met = f"; the budget{budget} is {'met' if self.met else 'not met'}"
             lines.append(
                 f"  peak measured: allocated {size(self.peak_allocated_bytes)}, reserved "
                 f"{size(self.peak_reserved_bytes)}; {self.allocator_retries} allocator retries"
-                + (met if self.predicted_peak_bytes else "")
+                + (met if self.budget_bytes else "")
             )
         if self.predicted_iteration_ns:
             lines.append(

@@ -252,6 +252,7 @@ class Runtime:
     def stop(self) -> None:
         """Nothing more is moved."""
         self.schedule = None
+        self.policy.stop()
         self._all = []
         self._rest()
         self.loans.stop()
@@ -262,7 +263,7 @@ class Runtime:
         comes when it is asked for. Gives what failed again.
         """
         self.schedule, self._all, self.growth = None, [], None
-        self.policy.begin(None)
+        self.policy.stop()
         return each([self._rest, self.recompute.stop, self.loans.give_up])
 
     def _rest(self) -> None:

@@ -80,6 +80,14 @@ class Unplanned:
         if self._missed == _STATES_STAY:
             self._send_states(watch, optimizers)
 
+    def report(self) -> None:
+        """Puts into the report what is known where there is no plan."""
+        report, enforcement = self._report, self._enforcement
+        report.peak_allocated_bytes, report.peak_reserved_bytes = enforcement.peaks()
+        if self._policy.limit:
+            report.beyond = enforcement.beyond
+            report.say_what_is_known_without_plan(enforcement.strayed_reserved)
+
     def _send_states(self, watch: Watch, optimizers: list[Optimizer]) -> None:
         self._missed += 1
         names = {
