@@ -21,7 +21,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scripts import HEAD
 from table import Table, mib, yes
 
 COLUMNS = (
@@ -35,6 +34,32 @@ COLUMNS = (
     "swapped",
     "good",
 )
+
+HEAD = """
+import json, torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook as after
+from torch.optim.optimizer import register_optimizer_step_pre_hook as before
+seen = {{"reserved": 0, "steps": 0}}
+def look(*_):
+    found = torch.cuda.memory_stats()
+    if seen["steps"] >= {settled}:
+        seen["reserved"] = max(seen["reserved"], found["reserved_bytes.all.peak"])
+    seen["retries"] = found["num_alloc_retries"]
+def count(*_):
+    look()
+    seen["steps"] += 1
+    if seen["steps"] == {settled}:
+        torch.cuda.reset_peak_memory_stats()
+before(look)
+after(count)
+def tell():
+    look()
+    json.dump(seen, open({out!r}, "w"))
+"""
+"""What measures: PyTorch's own hooks around each step. Peaks are read before neap may begin to
+measure anew, as it does after a step. Nothing of it knows of neap.
+"""
 
 START = """
 import random

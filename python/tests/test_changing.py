@@ -17,16 +17,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 HEAD = """
-import json, random, sys, torch
+import json, random, torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook as after
+from torch.optim.optimizer import register_optimizer_step_pre_hook as before
 random.seed(1)
-count = [0]
-def counted(*_):
-    count[0] += 1
-    if count[0] == SETTLED:
+seen = [0, 0, 0]
+def look(*_):
+    found = torch.cuda.memory_stats()
+    if seen[2] >= SETTLED:
+        seen[0] = max(seen[0], found["reserved_bytes.all.peak"])
+    seen[1] = found["num_alloc_retries"]
+def count(*_):
+    look()
+    seen[2] += 1
+    if seen[2] == SETTLED:
         torch.cuda.reset_peak_memory_stats()
-register_optimizer_step_post_hook(counted)
+before(look)
+after(count)
 layers = nn.ModuleList(
     nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(6)
 ).cuda()
@@ -40,10 +48,8 @@ def train(x, order):
 """
 
 TELL = """
-seen = torch.cuda.memory_stats()
-json.dump(
-    [seen["reserved_bytes.all.peak"], seen["num_alloc_retries"], count[0]], open("seen", "w")
-)
+look()
+json.dump(seen, open("seen", "w"))
 """
 
 BRANCHES = """
@@ -97,5 +103,5 @@ def test_changing_scripts_keep_their_budget(
     (reserved, retries, steps), report = ran(tmp_path, neap, script, budget, optimizer)
     assert reserved <= budget and retries == 0, report
     assert report["by_policy"] > 0, report
-    assert report["budget_bytes"] == budget and report["met"] == (report["beyond"] == 0), report
+    assert report["budget_bytes"] == budget, report
     assert report["planned"] + sum(report["unplanned"].values()) == steps == 40

@@ -261,14 +261,14 @@ class Enforcement:
         self._layouts.add(layout)
         return before
 
-    def learn(self, peak: int) -> int:
-        """What the watched iterations reserved beyond ``peak`` bytes given out. The first ones
-        keep what initialisation left, so no more than a twentieth counts.
+    def learn(self, peak: int, least: int) -> int:
+        """What the watched iterations reserved beyond ``peak`` bytes given out, or ``least`` bytes.
+        The first ones keep what initialisation left, so no more than a twentieth counts.
         """
         if not self._on:
             return 0
         beyond = self._statistic("reserved_bytes.all.current") - peak
-        return min(max(beyond, 0), peak // 20)
+        return max(min(beyond, peak // 20), least)
 
     def growth(self, budget: int) -> Growth | None:
         """What finds where the allocator reserves more than ``budget``, on a device."""

@@ -567,7 +567,7 @@ class Fit:
             self._give_up_plan(_UNLIKE, recorder, found)
             return
         self._say("neap: planning")
-        self.search.start(found.peak)
+        self.search.start(found.peak, self._kinds.varies)
         try:
             planner = Planner(
                 recorder,

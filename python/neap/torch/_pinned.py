@@ -108,26 +108,35 @@ class HostPool:
 
     def __init__(self, pin: bool) -> None:
         self._pin = pin
+        self._chunks: list[torch.Tensor] = []
+        self._left: list[torch.Tensor] = []
+        """What was not taken of each chunk."""
         self._free: dict[int, list[torch.Tensor]] = {}
         """By their bytes, regions that were given back."""
-        self._chunk = torch.empty(0, dtype=torch.uint8)
-        """What is left of the newest chunk."""
 
     def take(self, size: int) -> torch.Tensor | None:
         """A region of at least so many bytes; nothing if the host has no more."""
-        step = max(1 << max(size.bit_length() - 4, 0), _PAGE)
-        rounded = -(-size // step) * step  # By an eighth at most, so that few sizes occur.
+        rounded = -(-size // _PAGE) * _PAGE
         free = self._free.get(rounded)
         if free:
             return free.pop()
-        if self._chunk.numel() < rounded:
-            try:
-                self._chunk = host_memory(max(rounded, _CHUNK), self._pin)
-            except RuntimeError:
-                return None
-        region, self._chunk = self._chunk[:rounded], self._chunk[rounded:]
-        return region
+        for number, left in enumerate(self._left):
+            if left.numel() >= rounded:
+                self._left[number] = left[rounded:]
+                return left[:rounded]
+        try:
+            chunk = host_memory(max(rounded, _CHUNK), self._pin)
+        except RuntimeError:
+            return None
+        self._chunks.append(chunk)
+        self._left.append(chunk[rounded:])
+        return chunk[:rounded]
 
     def give(self, region: torch.Tensor) -> None:
         """Nothing uses a region any more, or what does is ordered before its next use."""
         self._free.setdefault(region.numel(), []).append(region)
+
+    def give_all(self) -> None:
+        """The same for all regions."""
+        self._left = [*self._chunks]
+        self._free.clear()

@@ -24,6 +24,8 @@ from neap.torch._spill import Spill
 
 _LOOKS = 128
 """What stands is measured anew when this part of the limit has been saved since."""
+SPARE = 8
+"""This part of the limit is left to the allocator at first, for free memory in pieces."""
 _TRIMS = 4
 """The most times that free memory is given back in an iteration."""
 _PIECES = 16
@@ -60,6 +62,8 @@ class Policy(Spill):
         self.left = 0
         self.short = False
         self._counts = counts
+        self._unseen: int | None = None
+        """What comes and goes between two looks, by what was watched."""
         self._usual = 0
         """The margin of iterations that are no larger than this one, if it is larger."""
         self._reserved = self._growth = self._trims = 0
@@ -90,6 +94,8 @@ class Policy(Spill):
     def begin(self, limit: int | None) -> None:
         """From now on this is the limit."""
         self.limit = limit
+        if limit and self._unseen is not None:
+            self.margin = max(self.margin, min(self._unseen + limit // SPARE, limit // 2))
         self._room = self._since = 0
 
     def stop(self) -> None:
@@ -104,7 +110,8 @@ class Policy(Spill):
             unseen: the bytes that come and go between two looks.
             fixed: on the CPU, where nothing is measured, what stands beside saved tensors.
         """
-        self.margin, self.fixed = unseen, fixed
+        self._unseen, self._growth = unseen, 0
+        self.margin, self.fixed = 0, fixed
 
     def expects_nothing(self) -> None:
         """This iteration is taken to fit as it is."""
@@ -129,6 +136,8 @@ class Policy(Spill):
         self._usual = 0
         if self._in is not None:
             self._in.settle()
+        if self._pool is not None and not self._regions:
+            self._pool.give_all()
         self._early = max(self.left, self._early * 7 // 8)
         self.left = self._sent = self._copies = self._room = self._since = 0
         self._counts.trims += self._trims
@@ -186,7 +195,7 @@ class Policy(Spill):
             if self._reserved:
                 self._growth = max(self._growth, reserved - self._reserved)
             self._reserved = reserved
-            self._give_back(standing, reserved, self._growth)
+            self._give_back(standing, reserved, max(self._growth, self._unseen or 0))
         else:
             standing = self.fixed + self._held()
         self._room = most - standing

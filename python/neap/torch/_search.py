@@ -13,6 +13,7 @@ from dataclasses import replace
 from neap.torch._enforce import Enforcement, Margin
 from neap.torch._meter import drifted, measured_link
 from neap.torch._planning import PlanError, Planner
+from neap.torch._policy import SPARE
 from neap.torch._report import Report
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import PAGE, Schedule
@@ -103,9 +104,12 @@ class Search:
         """The bytes that the watched iterations reserved beyond what was given out."""
         return self._learned
 
-    def start(self, peak: int) -> None:
-        """The watched iterations gave out ``peak`` bytes at most, and reserved what they did."""
-        self._learned = self._enforcement.learn(peak)
+    def start(self, peak: int, varies: bool) -> None:
+        """The watched iterations gave out ``peak`` bytes at most, and reserved what they did. Where
+        sizes vary, free memory lies in pieces of other sizes.
+        """
+        spare = self.budget(peak) // SPARE if varies else 0
+        self._learned = self._enforcement.learn(peak, spare)
         self._begin_anew()
 
     def plan(self, planner: Planner) -> Schedule:
