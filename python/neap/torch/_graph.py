@@ -163,11 +163,14 @@ def alike_in_kind(recorder: Recorder) -> bool:
 
 def period(recorder: Recorder) -> int:
     """How many iterations in a row repeat, with the operators since the last cut as the last one:
-    the least number of which the last two rows are alike; 0 if there is none.
+    the least number of which the last rows are alike, two rows of one iteration or three of
+    several, which may be alike by chance; 0 if there is none.
     """
     spans = _spans(recorder)
     for length in range(1, len(spans) // 2 + 1):
-        if all(map(_alike, spans[-2 * length : -length], spans[-length:])):
+        rows = 2 if length == 1 else 3
+        begin = len(spans) - rows * length
+        if begin >= 0 and all(map(_alike, spans[begin:-length], spans[begin + length :])):
             return length
     return 0
 
