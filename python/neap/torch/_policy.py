@@ -26,7 +26,7 @@ _LOOKS = 128
 """What stands is measured anew when this part of the limit has been saved since."""
 SPARE = 8
 """This part of the limit is left to the allocator at first, for free memory in pieces."""
-_TRIMS = 4
+_TRIMS = 16
 """The most times that free memory is given back in an iteration."""
 _PIECES = 16
 """Less free memory than this part of the limit is not given back."""
@@ -155,7 +155,8 @@ class Policy(Spill):
     def _give_back(self, standing: int, reserved: int, more: int) -> None:
         """Free memory goes back if ``more`` bytes beside it would be too much."""
         assert self.limit is not None
-        near = self._trims < _TRIMS and reserved + more > self.limit > 0
+        most = self.limit - min(2 * PAGE, self.limit // 32)  # What is reserved grows by pages.
+        near = self._trims < _TRIMS and self.limit > 0 and reserved + more > most
         if near and reserved - standing > self.limit // _PIECES:
             torch.cuda.empty_cache()
             self._trims += 1
