@@ -16,7 +16,7 @@ LARGE = 1 << 20
 """Fewer bytes come from PyTorch's allocator: what it adds is little."""
 _PAGE = mmap.PAGESIZE
 _CHUNK = 64 << 20
-"""A pool grows by so many bytes, or more where a region needs it."""
+"""A pool grows by this many bytes, or more where a region needs it."""
 
 _standing = [0]
 
@@ -115,7 +115,7 @@ class HostPool:
         """By their bytes, regions that were given back."""
 
     def take(self, size: int) -> torch.Tensor | None:
-        """A region of at least so many bytes; nothing if the host has no more."""
+        """A region of at least this many bytes; nothing if the host has no more."""
         rounded = -(-size // _PAGE) * _PAGE
         free = self._free.get(rounded)
         if free:
