@@ -1,0 +1,79 @@
+"""Which iterations are alike, take turns, vary in size, and fit without a plan."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from neap.torch import _graph
+from neap.torch._kinds import Kinds
+from neap.torch._sizes import _most
+
+
+def recorded(names: str) -> Any:
+    """A recording of one operator an iteration: its kind is the letter without case, its size the
+    letter's case.
+    """
+    ops = [
+        SimpleNamespace(
+            kind=name.lower(),
+            phase="forward",
+            makes=[SimpleNamespace(bytes=2 if name.isupper() else 1)],
+            reads=[],
+        )
+        for name in names
+    ]
+    return SimpleNamespace(ops=ops, cuts=list(range(len(names))))
+
+
+@pytest.mark.parametrize(
+    ("names", "period"),
+    [("a", 0), ("ab", 0), ("aa", 1), ("aA", 0), ("abab", 0), ("ababab", 2), ("cababab", 2)],
+)
+def test_rows_of_several_iterations_must_be_seen_three_times(names: str, period: int) -> None:
+    assert _graph.period(recorded(names)) == period
+    assert Kinds(12).turns(recorded(names)) == (period if period > 1 else 0)
+
+
+def test_a_pair_that_is_alike_is_enough_unless_sizes_were_seen_to_vary() -> None:
+    kinds = Kinds(12)
+    assert kinds.seen_enough(recorded("Aaa")) and not kinds.varies
+    plan: Any = SimpleNamespace(varies=False)
+    for why in ("one", "another", "another", "another"):
+        kinds.ran(why)
+    assert kinds.out_of_patience and kinds.watch_anew(plan) == 4
+    assert not kinds.seen_enough(recorded("Aaa"))
+    assert kinds.seen_enough(recorded("aaaaaaa")) and not kinds.varies
+    assert kinds.seen_enough(recorded("Aaaaaaa")) and kinds.varies
+
+
+def test_patience_ends_after_iterations_in_a_row() -> None:
+    kinds = Kinds(12)
+    for why in ("it differs",) * 3 + (None,) + ("it differs",) * 3:
+        kinds.ran(why)
+        assert not kinds.out_of_patience
+    kinds.ran("it differs")
+    assert kinds.out_of_patience
+
+
+def test_steps_in_turn_end_an_iteration_together() -> None:
+    kinds = Kinds(12)
+    kinds.begin(3)
+    assert [kinds.stepped() for _ in range(7)] == [False, False, True] * 2 + [False]
+    assert kinds.begun == 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "fits"),
+    [
+        ([(10, 100), (20, 200), (30, 300)], (4, 24)),  # On the line between two.
+        ([(10, 100), (20, 200)], (4, 20)),  # All that were seen.
+        ([(10, 300), (20, 400)], None),
+        ([(10, 100), (20, 400), (30, 200)], (4, 14)),  # A larger one that fits shows nothing.
+    ],
+)
+def test_what_is_no_larger_than_what_fitted_fits(
+    seen: list[tuple[int, int]], fits: tuple[int, int] | None
+) -> None:
+    assert _most(seen, 4, 240) == fits
