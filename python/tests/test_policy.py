@@ -148,13 +148,57 @@ def test_without_room_on_the_host_everything_stays(monkeypatch: pytest.MonkeyPat
 
 def test_regions_of_the_host_are_used_again() -> None:
     pool = HostPool(False)
-    one = pool.take(1_000_000)
-    assert one is not None and 1_000_000 <= one.numel() < 1_005_000
-    pool.give(one)
-    other = pool.take(1_000_000)
-    assert other is not None and other.data_ptr() == one.data_ptr()
-    third = pool.take(1_000_000)
-    assert third is not None and third.data_ptr() != one.data_ptr()
-    pool.give_all()
-    larger = pool.take(2_000_000)
-    assert larger is not None and larger.data_ptr() == one.data_ptr()
+    one, other = pool.take(1_000_000), pool.take(1_000_000)
+    assert one is not None and other is not None and one.memory.numel() == 1_000_000
+    assert other.memory.data_ptr() != one.memory.data_ptr()
+    one.give()
+    third = pool.take(2_000_000)
+    assert third is not None and third.memory.data_ptr() > other.memory.data_ptr()
+    other.give()
+    third.give()
+    larger = pool.take(3_000_000)
+    assert larger is not None and larger.memory.data_ptr() == one.memory.data_ptr()
+
+
+def test_what_came_back_may_leave_again() -> None:
+    policy = Policy("cpu", Counts())
+    policy.begin(0)
+    first, second = saved(policy, 100, 120)
+    policy.look()
+    for holder in (second, first):
+        assert holder.here is None
+        policy.wanted(holder)
+        assert holder.here is not None
+    policy.wanted(second)
+    assert first.here is None and int(second.here[0]) == 20
+    policy.wanted(first)
+    assert int(first.here[0]) == 0 and second.here is None
+
+
+def test_nothing_is_kept_of_what_is_gone() -> None:
+    policy = Policy("cpu", Counts())
+    policy.begin(1 << 40)
+    for _ in range(3):
+        kept = saved(policy, *range(1, 20))
+        policy.look()
+        del kept
+        policy.ended(0)
+    assert not policy._waiting and not policy._known and not policy._away
+
+
+def test_the_margin_grows_where_it_was_missed_and_for_larger_iterations() -> None:
+    policy = Policy("cpu", Counts())
+    policy.knows(100 << 20, 0)
+    policy.begin(1600 << 20)
+    least = policy.margin
+    assert least == 300 << 20
+    policy.ended(50 << 20)
+    missed = policy.margin
+    assert least + (50 << 20) < missed < least + (100 << 20)
+    policy.expects_more(6, 5)
+    policy.expects_more(9, 0)
+    assert policy.margin == missed * 6 // 5
+    policy.ended(-1)
+    assert policy.margin == missed
+    policy.begin(100 << 20)
+    assert policy.margin == 50 << 20

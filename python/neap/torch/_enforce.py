@@ -221,6 +221,13 @@ class Enforcement:
             and self._statistic("allocated_bytes.all.peak") > allocated
         )
 
+    def over(self, limit: int) -> int:
+        """By how many bytes more than ``limit`` was reserved since :meth:`mark`, or less; what was
+        reserved before it does not count.
+        """
+        reserved = self.peak_reserved()
+        return min(reserved - limit, 0) if reserved <= self._mark[1] else reserved - limit
+
     def give_back(self, most: int) -> bool:
         """After what did not run by the plan: gives back what the allocator keeps, if it reserved
         more than ``most`` bytes, and measures anew; whether it did.

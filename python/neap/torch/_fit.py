@@ -31,7 +31,7 @@ from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, acts, parse_budget, size
-from neap.torch._runtime import Runtime
+from neap.torch._runtime import FITS, LARGER, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
@@ -194,7 +194,8 @@ class Fit:
 
     @entry()
     def _one_has_ended(self) -> None:
-        self._ended()
+        if self._kinds.stepped():
+            self._ended()
 
     @entry(lambda self, *bring_back, **named: self._report, ends=True)
     def close(self, bring_back: bool = True) -> Report:
@@ -396,9 +397,11 @@ class Fit:
                     self._act(other)
             else:
                 self._count(why)
-                self._unplanned.ended(self.schedule.limit)
+                self._unplanned.ended(self.schedule.limit, self._kinds.period)
                 self.search.strayed(self.schedule)
-                if self._replaces_given(self.schedule, why):
+                if why in (FITS, LARGER):  # Its kind is the plan's.
+                    self._proved()
+                elif self._replaces_given(self.schedule, why):
                     return
             if self.schedule.varies:
                 self.runtime.policy.give_back_free()
@@ -519,6 +522,8 @@ class Fit:
 
     def _drop_plan(self) -> None:
         """Nothing acts until there is another plan."""
+        if self._kinds.begun:
+            self._count("the script changed within an iteration", self._kinds.begun)
         self._kinds.begin(1)
         self.schedule = None
         self.search.settled = self._report.met = False

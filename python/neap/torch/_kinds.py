@@ -62,10 +62,10 @@ class Kinds:
 
     def ran(self, why: str | None) -> None:
         """An iteration has ended that was as planned, or was not: why."""
-        if why is None:
+        if why is None or why == FITS:
             self._different = 0
             self._reasons.clear()
-        elif why != FITS:
+        else:
             self._different += 1
             self._reasons.add(why)
 

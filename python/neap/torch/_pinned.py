@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -99,6 +100,44 @@ def room() -> int | None:
     return min(found) if found else None
 
 
+class _Chunk:
+    """Memory of a pool, of which regions are taken one after another until all are given back."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.taken = 0
+        self.given: deque[None] = deque()
+        """One entry for each region that was given back, in whatever thread."""
+        self.regions = 0
+
+    def take(self, size: int) -> torch.Tensor | None:
+        """The next bytes; nothing if there are not as many."""
+        if self.regions and len(self.given) == self.regions:
+            self.taken = self.regions = 0
+            self.given.clear()
+        if self.memory.numel() - self.taken < size:
+            return None
+        self.taken += size
+        self.regions += 1
+        return self.memory[self.taken - size : self.taken]
+
+
+class Region:
+    """A part of a chunk.
+
+    Attributes:
+        memory: its bytes.
+    """
+
+    def __init__(self, memory: torch.Tensor, chunk: _Chunk) -> None:
+        self.memory = memory
+        self._chunk = chunk
+
+    def give(self) -> None:
+        """Nothing uses it any more, or what does is ordered before its next use."""
+        self._chunk.given.append(None)
+
+
 class HostPool:
     """Memory of the host for copies of any size, which is used again.
 
@@ -108,35 +147,31 @@ class HostPool:
 
     def __init__(self, pin: bool) -> None:
         self._pin = pin
-        self._chunks: list[torch.Tensor] = []
-        self._left: list[torch.Tensor] = []
-        """What was not taken of each chunk."""
-        self._free: dict[int, list[torch.Tensor]] = {}
-        """By their bytes, regions that were given back."""
+        self._chunks: list[_Chunk] = []
+        self._full = False
+        """Whether the host had no more."""
 
-    def take(self, size: int) -> torch.Tensor | None:
-        """A region of at least this many bytes; nothing if the host has no more."""
+    def take(self, size: int) -> Region | None:
+        """A region of this many bytes; nothing if the host has no more."""
         rounded = -(-size // _PAGE) * _PAGE
-        free = self._free.get(rounded)
-        if free:
-            return free.pop()
-        for number, left in enumerate(self._left):
-            if left.numel() >= rounded:
-                self._left[number] = left[rounded:]
-                return left[:rounded]
+        for chunk in self._chunks:
+            memory = chunk.take(rounded)
+            if memory is not None:
+                return Region(memory[:size], chunk)
+        if self._full:
+            return None
+        wanted = max(rounded, _CHUNK)
+        free = room() if self._pin else None
         try:
-            chunk = host_memory(max(rounded, _CHUNK), self._pin)
-        except RuntimeError:
+            # A part is left to the script and the system.
+            self._full = free is not None and free - free // 8 < wanted
+            if self._full:
+                return None
+            chunk = _Chunk(host_memory(wanted, self._pin))
+        except (RuntimeError, OSError):
+            self._full = True
             return None
         self._chunks.append(chunk)
-        self._left.append(chunk[rounded:])
-        return chunk[:rounded]
-
-    def give(self, region: torch.Tensor) -> None:
-        """Nothing uses a region any more, or what does is ordered before its next use."""
-        self._free.setdefault(region.numel(), []).append(region)
-
-    def give_all(self) -> None:
-        """The same for all regions."""
-        self._left = [*self._chunks]
-        self._free.clear()
+        memory = chunk.take(rounded)
+        assert memory is not None
+        return Region(memory[:size], chunk)

@@ -9,7 +9,7 @@ will be asked for, as far as there is room.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from neap.torch._enforce import given_out_and_reserved
 from neap.torch._holder import Counts, Handle, Holder, flat
 from neap.torch._lane import Lane
-from neap.torch._pinned import HostPool
+from neap.torch._pinned import HostPool, Region
 from neap.torch._schedule import PAGE
 from neap.torch._spill import Spill
 
@@ -26,7 +26,7 @@ _LOOKS = 128
 """What stands is measured anew when this part of the limit has been saved since."""
 SPARE = 8
 """This part of the limit is left to the allocator at first, for free memory in pieces."""
-_TRIMS = 16
+_TRIMS = 64
 """The most times that free memory is given back in an iteration."""
 _PIECES = 16
 """Less free memory than this part of the limit is not given back."""
@@ -36,6 +36,11 @@ _BUSY = 8
 _owners = torch._C._storage_Use_Count
 _expired = torch.UntypedStorage._expired
 _forget = torch.UntypedStorage._free_weak_ref
+_probe = torch.empty(1)
+_ALONE = _owners(_probe.untyped_storage()._cdata)
+"""The owners of a storage that one tensor alone sees."""
+_raw = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
 class Policy(Spill):
@@ -85,6 +90,14 @@ class Policy(Spill):
         self._copies = 0
         self._away: list[weakref.ref[Holder]] = []
         """What is on the host alone; backward asks for the last one first."""
+        self._came: list[weakref.ref[Holder]] = []
+        """What came back, and may leave again without a copy."""
+        self._home: tuple[int, int] | None = None
+        """The device and stream on which the first tensor was saved."""
+        self._begun = False
+        """Whether a tensor was saved in this iteration."""
+        self.begins: Callable[[], None] = lambda: None
+        """Called before the first tensor of an iteration is saved."""
         self._pool: HostPool | None = None
         self._regions: dict[int, weakref.ref[Holder]] = {}
         """What uses a region of the pool, until it is gone."""
@@ -95,7 +108,8 @@ class Policy(Spill):
         """From now on this is the limit."""
         self.limit = limit
         if limit and self._unseen is not None:
-            self.margin = max(self.margin, min(self._unseen + limit // SPARE, limit // 2))
+            at_first = self._unseen + limit // SPARE
+            self.margin = min(max(self.margin, at_first), limit // 2)
         self._room = self._since = 0
 
     def stop(self) -> None:
@@ -121,9 +135,9 @@ class Policy(Spill):
         """A tensor of this iteration has ``size`` bytes where those before had up to ``known``:
         what comes and goes between two looks grows with it.
         """
-        if self.limit:
+        if self.limit and not self._usual:
             self._usual = self.margin
-            self.margin = min(self.margin * size // known, self.limit // 2)
+            self.margin = min(self.margin * size // max(known, 1), self.limit // 2)
 
     def ended(self, over: int) -> None:
         """An iteration has ended, in which the allocator reserved ``over`` bytes more than the
@@ -136,21 +150,32 @@ class Policy(Spill):
         self._usual = 0
         if self._in is not None:
             self._in.settle()
-        if self._pool is not None and not self._regions:
-            self._pool.give_all()
+        self._forget_the_dead()
         self._early = max(self.left, self._early * 7 // 8)
-        self.left = self._sent = self._copies = self._room = self._since = 0
-        self._counts.trims += self._trims
-        self._reserved, self._growth, self._trims = 0, self._growth * 7 // 8, 0
-        self.short, self._expects = False, True
+        self.left = self._sent = self._room = self._since = 0
+        self._reserved, self._growth = 0, self._growth * 7 // 8
+        self.short, self._expects, self._begun = False, True, False
+
+    def _forget_the_dead(self) -> None:
+        def lives(reference: weakref.ref[Holder]) -> bool:
+            return reference() is not None
+
+        self._waiting = [*filter(lives, self._waiting)]
+        self._away = [*filter(lives, self._away)]
+        self._came = [*filter(lives, self._came)]
+        self._known = {key: one for key, one in self._known.items() if lives(one)}
+        if not self._regions:  # Events of copies that are not over yet are not used again.
+            self._copies = 0
 
     def give_back_free(self) -> None:
         """Between iterations whose sizes vary: what the last one left free goes back to the device
         if the next one could not reserve much beside it.
         """
+        self._counts.trims += self._trims
+        self._trims = 0
         if self.limit and self.device == "cuda":
             standing, reserved = given_out_and_reserved()
-            self._give_back(standing, reserved, self.limit // 8)
+            self._give_back(standing, reserved, self.limit // SPARE)
 
     def _give_back(self, standing: int, reserved: int, more: int) -> None:
         """Free memory goes back if ``more`` bytes beside it would be too much."""
@@ -158,6 +183,8 @@ class Policy(Spill):
         most = self.limit - min(2 * PAGE, self.limit // 32)  # What is reserved grows by pages.
         near = self._trims < _TRIMS and self.limit > 0 and reserved + more > most
         if near and reserved - standing > self.limit // _PIECES:
+            if self._out is not None:  # A copy may still read what was freed.
+                self._out.stream.synchronize()
             torch.cuda.empty_cache()
             self._trims += 1
             self._reserved = 0
@@ -166,24 +193,42 @@ class Policy(Spill):
 
     def pack(self, tensor: torch.Tensor) -> Holder | Handle | None:
         """What autograd keeps of a saved tensor; nothing for one that stays anyway."""
-        if self.limit is None or _lasts(tensor):
+        if self.limit is None or _lasts(tensor) or not self._is_home(tensor.device):
             return None
+        if not self._begun:
+            self._begun = True
+            self.begins()
         packed = super().pack(tensor)
         if isinstance(packed, Holder) and packed.base is not None:
             self._since += packed.base.nbytes()
         return packed
 
-    def look(self) -> None:
-        """Something is saved next, or backward or the step begins."""
-        if self.limit is None:
+    def _is_home(self, device: torch.device) -> bool:
+        """Whether copies of what is on this device are in order with what is asked of it now: the
+        stream is the one on which the first tensor was saved, and captures no graph.
+        """
+        if device.type != "cuda":
+            return True
+        if self._home is None:
+            self._home = device.index, _raw(device.index)
+        return self._home == (device.index, _raw(device.index)) and not _capturing()
+
+    def look(self, but: Holder | None = None) -> None:
+        """Something is saved next, or backward or the step begins. ``but`` stays."""
+        if self.limit is None or (self._home is not None and not self._stream_is_home()):
             return
         if self._since < max(self._room // 4, self.limit // _LOOKS):
             return
         room = self._measure()
         if room < 0:
-            self._make_room(-room)
+            self._make_room(-room, but)
         elif self._expects and self._sent < self._early:
             self._send_early()
+
+    def _stream_is_home(self) -> bool:
+        assert self._home is not None
+        index, stream = self._home
+        return torch.cuda.current_device() == index and _raw(index) == stream and not _capturing()
 
     def _measure(self) -> int:
         """Bytes that may still be given out. Free memory goes back to the device before what comes
@@ -203,30 +248,55 @@ class Policy(Spill):
         return self._room
 
     def _held(self) -> int:
-        holders = (reference() for reference in self._waiting)
-        bases = (None if holder is None else holder.base for holder in holders)
-        return sum(base.nbytes() for base in bases if base is not None)
+        """The bytes of saved tensors that are here."""
+        found = (reference() for reference in (*self._waiting, *self._came))
+        here = (None if holder is None else holder.here for holder in found)
+        return sum(tensor.untyped_storage().nbytes() for tensor in here if tensor is not None)
 
     def _make_room(self, need: int, but: Holder | None = None) -> None:
         """The oldest leave, except one that is wanted just now."""
         waiting, self._waiting = self._waiting, []
         going: list[Holder] = []
-        for reference in waiting:
-            holder = reference()
-            if holder is None or holder.base is None:
-                continue
-            if need > 0 and holder is not but and self._may_leave(holder):
-                going.append(holder)
-                need -= holder.base.nbytes()
-            else:
-                self._waiting.append(reference)
+        at = 0
+        while at < len(waiting) and need > 0:
+            holder = waiting[at]()
+            if holder is not None and holder.base is not None:
+                if holder is not but and self._may_leave(holder):
+                    going.append(holder)
+                    need -= holder.base.nbytes()
+                else:
+                    self._waiting.append(waiting[at])
+            at += 1
+        self._waiting += waiting[at:]
         self._copy_out([holder for holder in going if holder.host is None])
         for holder in going:
             if holder.host is not None:
                 self._drop(holder)
             else:  # The host has no room.
                 self._waiting.append(weakref.ref(holder))
+        if need > 0 and self._came:
+            need -= self._send_back(need, but)
         self.short |= need > 0
+
+    def _send_back(self, need: int, but: Holder | None) -> int:
+        """What came back leaves again, that which was saved first ahead: backward over the same
+        graph once more needs it last. Gives the bytes.
+        """
+        found = [holder for holder in (one() for one in self._came) if holder is not None]
+        left, self._came = 0, []
+        for holder in sorted(found, key=lambda holder: -holder.number):
+            here, host = holder.here, holder.host
+            assert host is not None
+            if here is None:
+                continue
+            alone = _owners(here.untyped_storage()._cdata) <= _ALONE
+            if left < need and holder is not but and not holder.coming and alone:
+                holder.here = here = None
+                left += host.nbytes
+                self._away.insert(0, weakref.ref(holder))
+            else:
+                self._came.append(weakref.ref(holder))
+        return left
 
     def _send_early(self) -> None:
         busy, going, size = 0, [], 0
@@ -239,6 +309,7 @@ class Policy(Spill):
                 if busy == _BUSY:
                     break
                 continue
+            busy = 0
             going.append(holder)
             size += holder.base.nbytes()
             if self._sent + size >= self._early:
@@ -265,7 +336,7 @@ class Policy(Spill):
                 if region is None:
                     break
                 self._hold_until_gone(holder, region)
-                holder.host = region[: base.nbytes()]
+                holder.host = region.memory
                 holder.host.copy_(flat(base), non_blocking=True)
                 self._number(holder)
                 if self._out is not None:
@@ -280,16 +351,15 @@ class Policy(Spill):
         if on_device:
             self._out, self._in = Lane(), Lane()
 
-    def _hold_until_gone(self, holder: Holder, region: torch.Tensor) -> None:
+    def _hold_until_gone(self, holder: Holder, region: Region) -> None:
         """The region is another's once the holder is gone: copies on either lane begin after what
         the compute stream was asked for, and that waited for the holder's.
         """
-        pool, regions, key = self._pool, self._regions, id(holder)
+        regions, key = self._regions, id(holder)
 
         def gone(_: weakref.ref[Holder]) -> None:
+            region.give()
             del regions[key]
-            if pool is not None:
-                pool.give(region)
 
         regions[key] = weakref.ref(holder, gone)
 
@@ -327,7 +397,11 @@ class Policy(Spill):
         if holder.coming and self._in is not None:
             self._in.arrived(-1 - holder.number)
         holder.coming = False
-        if self.limit is None:
+        if self.limit is None or (self._home is not None and not self._stream_is_home()):
+            return
+        if not self._away:
+            self._since += 0 if holder.base is None else holder.base.nbytes()
+            self.look(holder)
             return
         room = self._measure()
         if room < 0:
@@ -356,6 +430,7 @@ class Policy(Spill):
                 for holder, here, host in zip(coming, room, hosts):
                     here.copy_(host, non_blocking=True)
                     holder.here = here
+                    self._came.append(weakref.ref(holder))
                     if lane is not None:
                         holder.coming = True
                         lane.comes(-1 - holder.number, here)
@@ -366,4 +441,4 @@ class Policy(Spill):
 def _lasts(tensor: torch.Tensor) -> bool:
     """Whether it is a parameter, or a view of one."""
     base = tensor if tensor._base is None else tensor._base
-    return base.is_leaf and base.requires_grad
+    return isinstance(base, torch.nn.Parameter) or (base.is_leaf and base.requires_grad)

@@ -33,6 +33,7 @@ from neap.torch._turns import Turns
 from neap.torch._versions import changed
 from neap.torch._wanted import Wanted, differs, wants, whole
 
+LARGER = "it is larger than the plan's"
 FITS = "it fits without the plan"
 """Why a small iteration does not run by a plan for tensors of varying sizes."""
 
@@ -306,8 +307,7 @@ class Runtime:
             if keep == self._hold_all:
                 keep = self._hold
         if number == self._fits[0] and tensor.nbytes <= self._fits[1]:
-            self.diverged = FITS
-            self._rest()
+            self.diverge(FITS)
             self.policy.expects_nothing()
             return self._spilled(tensor)
         if keep is not None:
@@ -462,7 +462,7 @@ class Runtime:
 
     def outgrown(self, size: int, known: int) -> None:
         """Of ``size`` bytes is what had ``known`` in the iteration that was planned."""
-        self.diverge("it is larger than the plan's")
+        self.diverge(LARGER)
         self.policy.expects_more(size, known)
 
     def stays(self, number: int, tensor: torch.Tensor) -> Any:

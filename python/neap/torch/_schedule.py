@@ -33,6 +33,8 @@ _SLACK = 32
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading JSON raises whose values are not of the kind that is expected."""
 
+_MOST_STEPS = 64
+"""More steps are not taken for one iteration."""
 _LARGEST = 1 << 50
 """More bytes are no iteration's."""
 
@@ -277,8 +279,12 @@ def _read(form: dict[str, Any]) -> Schedule:
         wrong |= type(one.default) is int and not _count(value)
         if wrong or (one.name == "piece" and not (value is None or (_count(value) and value))):
             raise ValueError(f"{one.name} is {str(value)[:40]}")
-    if schedule.steps < 1:
-        raise ValueError("an iteration has no step")
+    if not 1 <= schedule.steps <= _MOST_STEPS:
+        raise ValueError(f"an iteration has {schedule.steps} steps")
+    if schedule.fits is not None:
+        place, most = schedule.fits
+        if not (schedule.varies and 0 <= place < len(schedule.expected) and _count(most)):
+            raise ValueError("no saved tensor shows that an iteration fits")
     names = [*schedule.away, *schedule.soon, *(name for turn in schedule.turns for name in turn)]
     names += [*schedule.excluded, *(one.module for one in schedule.again)]
     names += [one.module for one in schedule.remade]

@@ -45,6 +45,7 @@ class Unplanned:
         self._updates = updates
         self._report = report
         self._say = say
+        policy.begins = self.begins
         self._missed = 0
         """Iterations that exceeded the budget although all saved tensors left that could."""
 
@@ -59,13 +60,21 @@ class Unplanned:
         self._missed = 0
         self._note(_HOLDS)
 
-    def ended(self, limit: int) -> bool:
-        """An iteration has ended in which a plan did not act, or not to its end; whether it
-        exceeded the limit although all left that could.
+    def begins(self) -> None:
+        """The first tensor of an iteration is saved next: what ran since the last one, such as an
+        evaluation, may have reserved more than the budget.
         """
-        over = self._enforcement.peak_reserved() - limit
+        limit = self._policy.limit
+        if limit and self._enforcement.grew():
+            self._enforcement.give_back(limit)
+
+    def ended(self, limit: int, steps: int) -> bool:
+        """An iteration of this many steps has ended in which a plan did not act, or not to its end;
+        whether it exceeded the limit although all left that could.
+        """
+        over = self._enforcement.over(limit)
         missed = over > 0 and self._policy.short
-        self._report.by_policy += bool(self._policy.left)
+        self._report.by_policy += steps if self._policy.left else 0
         self._policy.ended(over)
         return missed
 
@@ -74,9 +83,11 @@ class Unplanned:
         limit = self._policy.limit
         if not limit:
             return
-        self._missed += self.ended(limit)
+        self._missed += self.ended(limit, 1)
         if not self._enforcement.give_back(limit):
             self._policy.give_back_free()
+        self._enforcement.mark()
+        self._enforcement.apply()
         if self._missed == _STATES_STAY:
             self._send_states(watch, optimizers)
 
