@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from neap.torch import _graph
 from neap.torch._kinds import Kinds
+from neap.torch._runtime import LARGER
 from neap.torch._sizes import _most
 
 
@@ -55,6 +56,16 @@ def test_patience_ends_after_iterations_in_a_row() -> None:
         assert not kinds.out_of_patience
     kinds.ran("it differs")
     assert kinds.out_of_patience
+
+
+def test_a_second_plan_for_the_largest_is_not_made_for_larger_ones() -> None:
+    kinds, plan = Kinds(12), SimpleNamespace(varies=True)
+    for _ in range(4):
+        kinds.ran(LARGER)
+    assert kinds.out_of_patience and kinds.watch_anew(plan) == 4  # type: ignore[arg-type]
+    for _ in range(20):
+        kinds.ran(LARGER)
+    assert not kinds.out_of_patience
 
 
 def test_steps_in_turn_end_an_iteration_together() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neap.torch import _graph
 from neap.torch._recorder import Recorder
-from neap.torch._runtime import FITS
+from neap.torch._runtime import FITS, LARGER
 from neap.torch._schedule import Schedule
 
 FEW = 7
@@ -39,6 +39,8 @@ class Kinds:
         self._reasons: set[str] = set()
         """Why."""
         self._patience = PATIENCE
+        self._outgrown = False
+        """Whether a plan for the largest iteration was soon too small, so that another would be."""
         self._changes = False
         """Whether iterations that were not as planned were unlike each other, so that a pair that
         is alike says little.
@@ -65,7 +67,7 @@ class Kinds:
         if why is None or why == FITS:
             self._different = 0
             self._reasons.clear()
-        else:
+        elif why != LARGER or not self._outgrown:
             self._different += 1
             self._reasons.add(why)
 
@@ -78,6 +80,7 @@ class Kinds:
         """They are watched, as too many differ from this plan: how many did."""
         different, self._different = self._different, 0
         self._changes = schedule.varies or len(self._reasons) > 1
+        self._outgrown = schedule.varies
         self._patience *= 2
         self._reasons.clear()
         return different
