@@ -69,6 +69,13 @@ for step in range(40):
     train(torch.randn(rows, 512, device="cuda"), range(6))
 """
 
+FITTED = """
+for step in range(40):
+    rows = 8192 if step in (26, 33) else random.randrange(512, 2048, 64)
+    train(torch.randn(rows, 512, device="cuda"), range(6))
+"""
+"""Until the larger iterations come, nothing has to leave."""
+
 
 def ran(
     folder: Path, neap: str, script: str, budget: int | None, optimizer: str
@@ -93,7 +100,13 @@ def ran(
 
 @pytest.mark.parametrize(
     ("script", "share", "optimizer"),
-    [(BRANCHES, 60, "SGD"), (BRANCHES, 50, "Adam"), (SIZES, 55, "SGD"), (LATER, 65, "Adam")],
+    [
+        (BRANCHES, 60, "SGD"),
+        (BRANCHES, 50, "Adam"),
+        (SIZES, 55, "SGD"),
+        (LATER, 65, "Adam"),
+        (FITTED, 60, "SGD"),
+    ],
 )
 def test_changing_scripts_keep_their_budget(
     tmp_path: Path, neap: str, script: str, share: int, optimizer: str

@@ -27,11 +27,12 @@ from neap.torch._policy import Policy
 from neap.torch._recompute import Recompute
 from neap.torch._remake import Made, Remakes
 from neap.torch._schedule import Due, Schedule, due
+from neap.torch._spill import is_small
 from neap.torch._storage import PLAIN, blocks
 from neap.torch._timeline import Timeline
 from neap.torch._turns import Turns
 from neap.torch._versions import changed
-from neap.torch._wanted import Wanted, differs, wants, whole
+from neap.torch._wanted import Wanted, bytes_of, differs, wants, whole
 
 LARGER = "it is larger than the plan's"
 FITS = "it fits without the plan"
@@ -303,6 +304,10 @@ class Runtime:
             why = differs(schedule.expected, number, tensor, schedule.varies)
             if why is not None:
                 self.diverge(why)
+                return self._spilled(tensor)
+            known = bytes_of(schedule.expected[number][0])
+            if tensor.nbytes > known and not is_small(tensor.nbytes):
+                self.outgrown(tensor.nbytes, known)
                 return self._spilled(tensor)
             if keep == self._hold_all:
                 keep = self._hold

@@ -22,6 +22,11 @@ SMALLEST = 1 << 20
 _owners = torch._C._storage_Use_Count
 
 
+def is_small(size: int) -> bool:
+    """Whether a tensor of this many bytes stays."""
+    return size < SMALLEST
+
+
 class Spill:
     """Keeps saved tensors on the host.
 
@@ -46,7 +51,7 @@ class Spill:
         ):
             return None
         base = storage_of(tensor)
-        if base is None or base.nbytes() < SMALLEST:
+        if base is None or is_small(base.nbytes()):
             return None
         with _disable_current_modes():
             reference = self._known.get(base._cdata)
