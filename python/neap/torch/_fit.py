@@ -25,7 +25,7 @@ from neap.torch._leftovers import Leftovers, unmovable
 from neap.torch._lift import Lift, is_on_top
 from neap.torch._loans import leavable
 from neap.torch._meter import Meter
-from neap.torch._pinned import room, standing
+from neap.torch._pinned import room, standing, usable
 from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
@@ -35,7 +35,7 @@ from neap.torch._runtime import FITS, LARGER, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
-from neap.torch._sizes import Fits, fits, saved, unseen
+from neap.torch._sizes import fits, saved, unseen
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._timeline import Timeline
@@ -111,8 +111,6 @@ class Fit:
         self._off = os.environ.get("NEAP_OFF") == "1"
         self._planning_ended = False
         self._kinds = Kinds(attempts)
-        self._fits: Fits | None = None
-        """Which iterations on tensors of varying sizes fit without the plan."""
         self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
@@ -549,13 +547,13 @@ class Fit:
                 else:
                     self._not_early(why)
             return
-        if self._takes_turns(self._recorder):
+        enough = self._kinds.seen_enough(self._recorder)
+        if self._kinds.turns:
+            self._take_turns(self._kinds.turns)
             return
         recorded = len(self._recorder.cuts)
         anew = self._leftovers.watched(self._recorder) and recorded < self._attempts
-        if not self._kinds.seen_enough(self._recorder):
-            anew = True
-        if anew:
+        if anew or not enough:
             self._recorder.cut()
             return
         recorder = self._recorder
@@ -593,9 +591,10 @@ class Fit:
             if stays is not None and stays not in self._report.notes:
                 self._report.notes.append(stays)
             offer = self._joined.join(planner)
+            if self._kinds.varies:
+                limit = self.search.budget(planner.unplanned) - self.search.margin
+                planner.fits = fits(recorder, found, limit)
             schedule = self.search.plan(planner)
-            limit = schedule.budget_bytes - self.search.margin
-            self._fits = fits(recorder, found, limit) if self._kinds.varies else None
         except PlanError as error:
             self._give_up_plan(str(error), recorder, found)
             return
@@ -607,25 +606,19 @@ class Fit:
         self._act(schedule)
         self._joined.took(offer)
 
-    def _takes_turns(self, recorder: Recorder) -> bool:
-        """Whether several iterations in a row repeat, though one alone does not; then these are one
-        iteration from now on, and are watched anew.
-        """
-        turns = self._kinds.turns(recorder)
-        if turns:
-            self._say(f"neap: {turns} steps in turn make up an iteration")
-            self._stop_recording()
-            self._kinds.begin(turns)
-            self._watch()
-        return turns > 0
+    def _take_turns(self, turns: int) -> None:
+        """Several iterations in a row are one from now on, and are watched anew."""
+        self._say(f"neap: {turns} steps in turn make up an iteration")
+        self._stop_recording()
+        self._kinds.begin(turns)
+        self._watch()
 
     def _keep_within_host(self, planner: Planner) -> None:
         """What leaves the device is pinned on the host, which may have less memory than that."""
         free = room() if self.device == "cuda" else None
-        # A part is left to the script and the system.
-        if free is None or free - free // 8 >= planner.unplanned:
+        if free is None or usable(free) >= planner.unplanned:
             return
-        planner.keep_within(free - free // 8)
+        planner.keep_within(usable(free))
         note = f"the host has {size(free)} left: the plan pins no more than 7/8 of it"
         self._report.notes.append(note)
         self._say(f"neap: {note}")
@@ -678,8 +671,6 @@ class Fit:
     def _act(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self._kinds.begin(schedule.steps)
-        if schedule.varies and self._fits is not None:
-            schedule.fits = self._fits
         report = self._report
         report.budget_bytes = schedule.budget_bytes
         report.predicted_peak_bytes = schedule.peak_bytes

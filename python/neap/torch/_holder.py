@@ -13,6 +13,9 @@ from neap.torch._guard import meant
 from neap.torch._storage import PLAIN
 from neap.torch._versions import changed, witness
 
+_expired = torch.UntypedStorage._expired
+_forget = torch.UntypedStorage._free_weak_ref
+
 
 class Holder:
     """A storage that autograd saved and that may leave. Autograd keeps it in place of the first
@@ -73,6 +76,15 @@ class Holder:
         self.host: torch.Tensor | None = None
         self.left = False
         self.coming = False
+
+    def drop(self) -> bool:
+        """The host alone has the bytes from now on; whether the storage is gone from the device."""
+        assert self.base is not None and self.host is not None
+        weak = self.base._weak_ref()
+        self.here = self.base = self.seen = None
+        gone = bool(_expired(weak))
+        _forget(weak)
+        return gone
 
     def fetch(self) -> None:
         """The bytes are on the device: copied at once, if they are on the host alone."""

@@ -24,12 +24,14 @@ class Kinds:
 
     Attributes:
         varies: whether those that are watched are of one kind, on tensors of varying sizes.
+        turns: how many of those that are watched repeat in a row, where one alone does not; or 0.
         period: the steps of the first optimizer that make up an iteration: a script may do
             different things in turn.
     """
 
     def __init__(self, attempts: int) -> None:
         self.varies = False
+        self.turns = 0
         self.period = 1
         self._attempts = attempts
         self._steps = 0
@@ -87,19 +89,15 @@ class Kinds:
 
     # -- while they are watched
 
-    def turns(self, recorder: Recorder) -> int:
-        """How many iterations in a row repeat, though one alone does not; else 0."""
-        found = _graph.period(recorder) if self.period == 1 else 0
-        return found if found > 1 else 0
-
     def seen_enough(self, recorder: Recorder) -> bool:
         """Whether two iterations in a row were alike, or else some were of one kind, on tensors of
         varying sizes; or there will be no more.
         """
-        recorded = len(recorder.cuts)
+        recorded, row = len(recorder.cuts), _graph.period(recorder)
+        self.turns = row if self.period == 1 and row > 1 else 0
         if recorded < 2:
             return False
-        alike = _graph.period(recorder) == 1
+        alike = row == 1
         many = recorded >= min(FEW, self._attempts)
         if alike and self._changes:
             alike = many and not _graph.sizes_vary(recorder)

@@ -100,6 +100,11 @@ def room() -> int | None:
     return min(found) if found else None
 
 
+def usable(free: int) -> int:
+    """The bytes that may be pinned of these: an eighth is left to the script and the system."""
+    return free - free // 8
+
+
 class _Chunk:
     """Memory of a pool, of which regions are taken one after another until all are given back."""
 
@@ -158,20 +163,21 @@ class HostPool:
             memory = chunk.take(rounded)
             if memory is not None:
                 return Region(memory[:size], chunk)
-        if self._full:
-            return None
-        wanted = max(rounded, _CHUNK)
-        free = room() if self._pin else None
-        try:
-            # A part is left to the script and the system.
-            self._full = free is not None and free - free // 8 < wanted
-            if self._full:
-                return None
-            chunk = _Chunk(host_memory(wanted, self._pin))
-        except (RuntimeError, OSError):
+        another = None if self._full else self._another(max(rounded, _CHUNK))
+        if another is None:
             self._full = True
             return None
-        self._chunks.append(chunk)
-        memory = chunk.take(rounded)
+        self._chunks.append(another)
+        memory = another.take(rounded)
         assert memory is not None
-        return Region(memory[:size], chunk)
+        return Region(memory[:size], another)
+
+    def _another(self, size: int) -> _Chunk | None:
+        """A new chunk; nothing if the host has no room for it."""
+        free = room() if self._pin else None
+        if free is not None and usable(free) < size:
+            return None
+        try:
+            return _Chunk(host_memory(size, self._pin))
+        except (RuntimeError, OSError):
+            return None

@@ -23,7 +23,7 @@ from neap.torch._problem import Problem
 from neap.torch._ranges import Range, candidates, operators
 from neap.torch._recorder import Recorder
 from neap.torch._remake import Remake
-from neap.torch._schedule import MALFORMED, Again, Schedule
+from neap.torch._schedule import MALFORMED, Again, Fits, Schedule
 from neap.torch._storage import Storage
 
 _RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
@@ -127,6 +127,8 @@ class Planner:
         self.device = device
         self.varies = varies
         self._steps = steps
+        self.fits: Fits | None = None
+        """With ``varies``, which iterations fit without a plan."""
         self.neap = executable()
         self._soon = soon
         self._cache = cache
@@ -271,6 +273,7 @@ class Planner:
             self._profile,
             self.varies,
             self._steps,
+            self.fits,
         ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
         return _outside.cache() / "torch" / f"{key.hexdigest()[:32]}.json"
@@ -319,6 +322,7 @@ class Planner:
             swap_bytes=sum(moved[one].bytes for one in acted),
             excluded=self.excluded,
             varies=self.varies,
+            fits=self.fits,
             steps=self._steps,
             lent=[[(s.name, s.bytes) for s in members] for members in lent],
             borrowed={s.place: member[s.storage] for s in packs if s.storage in member},

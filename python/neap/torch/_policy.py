@@ -31,11 +31,9 @@ _TRIMS = 64
 _PIECES = 16
 """Less free memory than this part of the limit is not given back."""
 _BUSY = 8
-"""So many tensors in a row that something else holds end a search for one that may leave early."""
+"""This many tensors in a row that something else holds end the search for what leaves early."""
 
 _owners = torch._C._storage_Use_Count
-_expired = torch.UntypedStorage._expired
-_forget = torch.UntypedStorage._free_weak_ref
 _probe = torch.empty(1)
 _ALONE = _owners(_probe.untyped_storage()._cdata)
 """The owners of a storage that one tensor alone sees."""
@@ -193,7 +191,7 @@ class Policy(Spill):
 
     def pack(self, tensor: torch.Tensor) -> Holder | Handle | None:
         """What autograd keeps of a saved tensor; nothing for one that stays anyway."""
-        if self.limit is None or _lasts(tensor) or not self._is_home(tensor.device):
+        if self.limit is None or _lasts(tensor) or not self._knows_home(tensor.device):
             return None
         if not self._begun:
             self._begun = True
@@ -203,19 +201,26 @@ class Policy(Spill):
             self._since += packed.base.nbytes()
         return packed
 
-    def _is_home(self, device: torch.device) -> bool:
-        """Whether copies of what is on this device are in order with what is asked of it now: the
-        stream is the one on which the first tensor was saved, and captures no graph.
-        """
+    def _knows_home(self, device: torch.device) -> bool:
+        """Whether what is on this device may leave now. The first one shows where all must be."""
         if device.type != "cuda":
             return True
         if self._home is None:
             self._home = device.index, _raw(device.index)
-        return self._home == (device.index, _raw(device.index)) and not _capturing()
+        return device.index == self._home[0] and self._is_home()
+
+    def _is_home(self) -> bool:
+        """Whether copies are in order with what is asked of the device now: its stream is the one
+        on which the first tensor was saved, and captures no graph.
+        """
+        if self._home is None:
+            return True
+        index, stream = self._home
+        return torch.cuda.current_device() == index and _raw(index) == stream and not _capturing()
 
     def look(self, but: Holder | None = None) -> None:
         """Something is saved next, or backward or the step begins. ``but`` stays."""
-        if self.limit is None or (self._home is not None and not self._stream_is_home()):
+        if self.limit is None or not self._is_home():
             return
         if self._since < max(self._room // 4, self.limit // _LOOKS):
             return
@@ -224,11 +229,6 @@ class Policy(Spill):
             self._make_room(-room, but)
         elif self._expects and self._sent < self._early:
             self._send_early()
-
-    def _stream_is_home(self) -> bool:
-        assert self._home is not None
-        index, stream = self._home
-        return torch.cuda.current_device() == index and _raw(index) == stream and not _capturing()
 
     def _measure(self) -> int:
         """Bytes that may still be given out. Free memory goes back to the device before what comes
@@ -373,16 +373,12 @@ class Policy(Spill):
 
     def _drop(self, holder: Holder) -> None:
         """Its memory is given back on the compute stream, which waits for the copy."""
-        base = holder.base
-        assert base is not None
+        assert holder.base is not None
         if self._out is not None:
             self._out.wait(-1 - holder.number)
         self._known.pop(holder.key, None)
-        self.left += base.nbytes()
-        weak = base._weak_ref()
-        holder.here = holder.base = holder.seen = base = None
-        self._counts.deaths += bool(_expired(weak))
-        _forget(weak)
+        self.left += holder.base.nbytes()
+        self._counts.deaths += holder.drop()
         self._away.append(weakref.ref(holder))
 
     # -- backward
@@ -397,7 +393,7 @@ class Policy(Spill):
         if holder.coming and self._in is not None:
             self._in.arrived(-1 - holder.number)
         holder.coming = False
-        if self.limit is None or (self._home is not None and not self._stream_is_home()):
+        if self.limit is None or not self._is_home():
             return
         if not self._away:
             self._since += 0 if holder.base is None else holder.base.nbytes()

@@ -35,14 +35,13 @@ from neap.torch._versions import changed
 from neap.torch._wanted import Wanted, bytes_of, differs, wants, whole
 
 LARGER = "it is larger than the plan's"
+"""Why an iteration with a tensor that is larger than planned does not run by the plan."""
 FITS = "it fits without the plan"
 """Why a small iteration does not run by a plan for tensors of varying sizes."""
 
 _STRIDED = torch.strided
 _PLAIN = frozenset(PLAIN)
 _owners = torch._C._storage_Use_Count
-_expired = torch.UntypedStorage._expired
-_forget = torch.UntypedStorage._free_weak_ref
 
 
 class Runtime:
@@ -605,10 +604,8 @@ class Runtime:
             self._out.wait(holder.number)
         # Nothing else holds it, so that its address may soon be another's.
         self._by_storage.pop(holder.key, None)
-        weak = base._weak_ref()
-        holder.here = holder.base = holder.seen = base = seen = None
-        self.counts.deaths += bool(_expired(weak))
-        _forget(weak)
+        del base, seen
+        self.counts.deaths += holder.drop()
 
     def _bring(self, coming: list[Holder]) -> None:
         """Asks for copies of what is on the host to the device."""

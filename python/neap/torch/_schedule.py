@@ -24,6 +24,8 @@ VERSION = 1
 
 Point = tuple[str, int]
 Actions = list[tuple[str, int]]
+Fits = tuple[int, int]
+"""A saved tensor by its place in the iteration, and the most bytes that it has where that fits."""
 PAGE = 20 << 20
 """The bytes by which PyTorch's allocator reserves more with expandable segments."""
 
@@ -161,7 +163,7 @@ class Schedule:
     moves: bool = False
     giving_back_ns: int = 0
     varies: bool = False
-    fits: tuple[int, int] | None = None
+    fits: Fits | None = None
     steps: int = 1
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from neap.torch._graph import Iteration, alike_with, made
 from neap.torch._recorder import Recorder
+from neap.torch._schedule import Fits
 from neap.torch._spill import SMALLEST
 from neap.torch._wanted import bytes_of
-
-Fits = tuple[int, int]
-"""A saved tensor by its place in the iteration, and the most bytes that it may have."""
 
 
 def fits(recorder: Recorder, found: Iteration, limit: int) -> Fits | None:
