@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from scripts import HEAD
 from table import Table, mib, yes
 
 COLUMNS = (
@@ -34,32 +35,6 @@ COLUMNS = (
     "swapped",
     "good",
 )
-
-HEAD = """
-import json, torch
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook as after
-from torch.optim.optimizer import register_optimizer_step_pre_hook as before
-seen = {{"reserved": 0, "steps": 0}}
-def look(*_):
-    found = torch.cuda.memory_stats()
-    if seen["steps"] >= {settled}:
-        seen["reserved"] = max(seen["reserved"], found["reserved_bytes.all.peak"])
-    seen["retries"] = found["num_alloc_retries"]
-def count(*_):
-    look()
-    seen["steps"] += 1
-    if seen["steps"] == {settled}:
-        torch.cuda.reset_peak_memory_stats()
-before(look)
-after(count)
-def tell():
-    look()
-    json.dump(seen, open({out!r}, "w"))
-"""
-"""What measures: PyTorch's own hooks around each step. Peaks are read before neap may begin to
-measure anew, as it does after a step. Nothing of it knows of neap.
-"""
 
 START = """
 import random
@@ -76,7 +51,8 @@ def step(loss, *optimizers):
 """
 
 BERT = """
-embed, body, head = nn.Embedding(30000, 512).cuda(), encoder(512, 8).cuda(), nn.Linear(512, 2).cuda()
+embed, body = nn.Embedding(30000, 512).cuda(), encoder(512, 8).cuda()
+head = nn.Linear(512, 2).cuda()
 optimizer = torch.optim.AdamW([*embed.parameters(), *body.parameters(), *head.parameters()])
 for number in range(60):
     length = random.randint(64, 384)
@@ -89,7 +65,8 @@ GPT = """
 class GPT(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.body, self.head = nn.Embedding(8000, 512), encoder(512, 8), nn.Linear(512, 8000)
+        self.embed, self.body = nn.Embedding(8000, 512), encoder(512, 8)
+        self.head = nn.Linear(512, 8000)
     def forward(self, x):
         mask = torch.full((x.shape[1], x.shape[1]), float("-inf"), device=x.device).triu(1)
         return self.head(self.body(self.embed(x), mask=mask))
@@ -155,7 +132,8 @@ for number in range(60):
         h, w = random.randint(300, 600), random.randint(300, 600)
         images.append(torch.rand(3, h, w).cuda())
         boxes = torch.tensor([[10.0, 10.0, 100.0, 100.0]]).repeat(random.randint(1, 5), 1)
-        targets.append({"boxes": boxes.cuda(), "labels": torch.ones(len(boxes), dtype=torch.long).cuda()})
+        labels = torch.ones(len(boxes), dtype=torch.long)
+        targets.append({"boxes": boxes.cuda(), "labels": labels.cuda()})
     step(sum(model(images, targets).values()), optimizer)
 """
 
@@ -250,12 +228,15 @@ data = [{"input_ids": [5] * random.randint(32, 384), "labels": 0} for _ in range
 class Tokenizer:
     def __call__(self, rows):
         longest = max(len(one["input_ids"]) for one in rows)
-        ids = torch.tensor([one["input_ids"] + [0] * (longest - len(one["input_ids"])) for one in rows])
+        rows = [one["input_ids"] for one in rows]
+        ids = torch.tensor([one + [0] * (longest - len(one)) for one in rows])
         return {"input_ids": ids, "attention_mask": (ids > 0).long(),
                 "labels": torch.zeros(len(rows), dtype=torch.long)}
 settings = transformers.TrainingArguments("trained", per_device_train_batch_size=16, report_to=[],
     num_train_epochs=1, save_strategy="no", disable_tqdm=True, GROUP)
-transformers.Trainer(model=model, args=settings, train_dataset=data, data_collator=Tokenizer()).train()
+trainer = transformers.Trainer(model=model, args=settings, train_dataset=data,
+                               data_collator=Tokenizer())
+trainer.train()
 """
 
 ACCUMULATION = """
@@ -435,8 +416,9 @@ def measured(text: str, percent: int, folder: Path, settled: int) -> tuple[list[
         return [mib(alone["reserved"]), mib(budget), f"failed: {error[-300:]!r}"], False
     claims: dict[str, Any] = json.loads((folder / "report.json").read_text())[0]
     reserved, steps = seen["reserved"], seen["steps"]
-    good = reserved <= budget and seen["retries"] == 0
-    cells = [mib(alone["reserved"]), mib(budget), mib(reserved), str(seen["retries"])]
+    retries = seen["retries_before"] + seen["retries"]
+    good = reserved <= budget and retries == 0
+    cells = [mib(alone["reserved"]), mib(budget), mib(reserved), str(retries)]
     cells += [f"{claims['planned']} of {steps}", str(claims.get("by_policy", 0))]
     cells += [mib(claims["swapped_bytes"] // max(1, steps)), yes(good)]
     return cells, good

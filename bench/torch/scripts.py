@@ -35,25 +35,32 @@ COLUMNS = (
 )
 
 HEAD = """
-import atexit, json, sys, torch
+import json, torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
-count = [0]
-def counted(*_):
-    count[0] += 1
-    if count[0] == {settled}:
-        torch.cuda.reset_peak_memory_stats()
-        seen["retries"] = -torch.cuda.memory_stats()["num_alloc_retries"]
-seen = {{}}
-register_optimizer_step_post_hook(counted)
-def tell():
+from torch.optim.optimizer import register_optimizer_step_post_hook as after
+from torch.optim.optimizer import register_optimizer_step_pre_hook as before
+seen = {{"reserved": 0, "steps": 0, "retries": 0, "retries_before": 0}}
+def look(*_):
     found = torch.cuda.memory_stats()
-    seen["reserved"] = found["reserved_bytes.all.peak"]
-    seen["retries"] = seen.get("retries", 0) + found["num_alloc_retries"]
-    seen["steps"] = count[0]
+    if seen["steps"] >= {settled}:
+        seen["reserved"] = max(seen["reserved"], found["reserved_bytes.all.peak"])
+        seen["retries"] = found["num_alloc_retries"] - seen["retries_before"]
+    else:
+        seen["retries_before"] = found["num_alloc_retries"]
+def count(*_):
+    look()
+    seen["steps"] += 1
+    if seen["steps"] == {settled}:
+        torch.cuda.reset_peak_memory_stats()
+before(look)
+after(count)
+def tell():
+    look()
     json.dump(seen, open({out!r}, "w"))
 """
-"""What measures: PyTorch's own hook after each step. Nothing of it knows of neap."""
+"""What measures: PyTorch's own hooks around each step. Peaks are read before neap may begin to
+measure anew, as it does after a step. Nothing of it knows of neap.
+"""
 
 PLAIN = """
 from torchvision.models import resnet50
