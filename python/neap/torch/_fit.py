@@ -27,6 +27,7 @@ from neap.torch._loans import leavable
 from neap.torch._meter import Meter
 from neap.torch._pinned import room, standing, usable
 from neap.torch._planning import PlanError, Planner
+from neap.torch._policy import LOOKS
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
@@ -385,7 +386,7 @@ class Fit:
         if self.schedule is not None:
             why = self.runtime.end()
             self._leftovers.ended()
-            self._kinds.ran(why)
+            self._kinds.ran(why, self.runtime.count)
             if why is None:
                 self._proved()
                 self._report.planned += self._kinds.period
@@ -565,7 +566,9 @@ class Fit:
         except ValueError as error:
             self._give_up(str(error))
             return
-        self.runtime.policy.knows(unseen(recorder, found), found.peak - saved(recorder, found))
+        seldom = self.search.budget(found.peak) // LOOKS
+        beside = found.peak - saved(recorder, found)
+        self.runtime.policy.knows(unseen(recorder, found, seldom), beside)
         if not found.steady:
             self._give_up_plan(_UNLIKE, recorder, found)
             return

@@ -181,12 +181,13 @@ def _spans(recorder: Recorder) -> list[list[Op]]:
     return [recorder.ops[first:after] for first, after in zip(cuts, [*cuts[1:], None])]
 
 
-def sizes_vary(recorder: Recorder) -> bool:
-    """Whether the operators since the last cut ran on tensors of other sizes in an iteration
-    before.
+def mostly_alike(recorder: Recorder) -> bool:
+    """Whether more than half of the iterations are like the operators since the last cut, and none
+    ran these on tensors of other sizes.
     """
     *before, last = _spans(recorder)
-    return any(_alike(ops, last, False) and not _alike(ops, last, True) for ops in before)
+    like = sum(_alike(ops, last) for ops in before)
+    return 1 + like > len(before) // 2 and like == sum(_alike(ops, last, False) for ops in before)
 
 
 def largest(recorder: Recorder) -> int:

@@ -38,8 +38,8 @@ class Kinds:
         """Those since the period began."""
         self._different = 0
         """Iterations in a row that were not as planned."""
-        self._reasons: set[str] = set()
-        """Why."""
+        self._reasons: set[tuple[str, int]] = set()
+        """Why, and how many tensors they saved."""
         self._patience = PATIENCE
         self._outgrown = False
         """Whether a plan for the largest iteration was soon too small, so that another would be."""
@@ -64,14 +64,14 @@ class Kinds:
 
     # -- by a plan
 
-    def ran(self, why: str | None) -> None:
-        """An iteration has ended that was as planned, or was not: why."""
+    def ran(self, why: str | None, saved: int) -> None:
+        """An iteration has ended that saved so many tensors and was as planned, or was not: why."""
         if why is None or why == FITS:
             self._different = 0
             self._reasons.clear()
         elif why != LARGER or not self._outgrown:
             self._different += 1
-            self._reasons.add(why)
+            self._reasons.add((why, saved))
 
     @property
     def out_of_patience(self) -> bool:
@@ -100,6 +100,6 @@ class Kinds:
         alike = row == 1
         many = recorded >= min(FEW, self._attempts)
         if alike and self._changes:
-            alike = many and not _graph.sizes_vary(recorder)
+            alike = many and _graph.mostly_alike(recorder)
         self.varies = not alike and many and _graph.alike_in_kind(recorder)
         return alike or self.varies or recorded >= self._attempts

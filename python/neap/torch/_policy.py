@@ -22,7 +22,7 @@ from neap.torch._pinned import HostPool, Region
 from neap.torch._schedule import PAGE
 from neap.torch._spill import Spill
 
-_LOOKS = 128
+LOOKS = 128
 """What stands is measured anew when this part of the limit has been saved since."""
 SPARE = 8
 """This part of the limit is left to the allocator at first, for free memory in pieces."""
@@ -67,11 +67,17 @@ class Policy(Spill):
         self._counts = counts
         self._unseen: int | None = None
         """What comes and goes between two looks, by what was watched."""
+        self._jump = 0
+        """What is taken to come and go between two looks of this iteration."""
         self._usual = 0
         """The margin of iterations that are no larger than this one, if it is larger."""
         self._reserved = self._growth = self._trims = 0
         """What was reserved at the last look, the most by which it grew between two looks of an
         iteration, and how often memory was given back in it.
+        """
+        self._pieces = 0
+        """The free bytes that were left when memory was last given back in this iteration: they
+        lie beside others in pages.
         """
         self._expects = True
         """Whether this iteration is taken to need as much room as those before."""
@@ -122,7 +128,8 @@ class Policy(Spill):
             unseen: the bytes that come and go between two looks.
             fixed: on the CPU, where nothing is measured, what stands beside saved tensors.
         """
-        self._unseen, self._growth = unseen, 0
+        self._unseen = self._jump = unseen
+        self._growth = 0
         self.margin, self.fixed = 0, fixed
 
     def expects_nothing(self) -> None:
@@ -136,6 +143,7 @@ class Policy(Spill):
         if self.limit and not self._usual:
             self._usual = self.margin
             self.margin = min(self.margin * size // max(known, 1), self.limit // 2)
+            self._jump = min(self._jump * size // max(known, 1), self.limit // 2)
 
     def ended(self, over: int) -> None:
         """An iteration has ended, in which the allocator reserved ``over`` bytes more than the
@@ -145,13 +153,13 @@ class Policy(Spill):
             self.margin = min(self.margin + over + PAGE, self.limit // 2)
         elif self._usual:
             self.margin = self._usual
-        self._usual = 0
+        self._usual, self._jump = 0, self._unseen or 0
         if self._in is not None:
             self._in.settle()
         self._forget_the_dead()
         self._early = max(self.left, self._early * 7 // 8)
         self.left = self._sent = self._room = self._since = 0
-        self._reserved, self._growth = 0, self._growth * 7 // 8
+        self._reserved, self._growth, self._pieces = 0, self._growth * 7 // 8, 0
         self.short, self._expects, self._begun = False, True, False
 
     def _forget_the_dead(self) -> None:
@@ -170,22 +178,31 @@ class Policy(Spill):
         if the next one could not reserve much beside it.
         """
         self._counts.trims += self._trims
-        self._trims = 0
+        self._trims = self._pieces = 0
         if self.limit and self.device == "cuda":
             standing, reserved = given_out_and_reserved()
             self._give_back(standing, reserved, self.limit // SPARE)
 
-    def _give_back(self, standing: int, reserved: int, more: int) -> None:
-        """Free memory goes back if ``more`` bytes beside it would be too much."""
+    def _most(self) -> int:
+        """The most bytes that may be reserved before the next look: that grows by pages."""
         assert self.limit is not None
-        most = self.limit - min(2 * PAGE, self.limit // 32)  # What is reserved grows by pages.
-        near = self._trims < _TRIMS and self.limit > 0 and reserved + more > most
-        if near and reserved - standing > self.limit // _PIECES:
+        return self.limit - min(2 * PAGE, self.limit // 16)
+
+    def _give_back(self, standing: int, reserved: int, more: int) -> int:
+        """Free memory goes back if ``more`` bytes beside it would be too much. Gives the bytes that
+        are reserved then.
+        """
+        assert self.limit is not None
+        near = self._trims < _TRIMS and self.limit > 0 and reserved + more > self._most()
+        if near and reserved - standing > max(self.limit // _PIECES, self._pieces + PAGE):
             if self._out is not None:  # A copy may still read what was freed.
                 self._out.stream.synchronize()
             torch.cuda.empty_cache()
             self._trims += 1
             self._reserved = 0
+            standing, reserved = given_out_and_reserved()
+            self._pieces = reserved - standing
+        return reserved
 
     # -- forward
 
@@ -222,13 +239,21 @@ class Policy(Spill):
         """Something is saved next, or backward or the step begins. ``but`` stays."""
         if self.limit is None or not self._is_home():
             return
-        if self._since < max(self._room // 4, self.limit // _LOOKS):
+        if self._since < max(self._room // 4, self.limit // LOOKS):
             return
         room = self._measure()
         if room < 0:
             self._make_room(-room, but)
         elif self._expects and self._sent < self._early:
             self._send_early()
+
+    def passes(self, tensor: torch.Tensor) -> None:
+        """A plan saves this tensor or asks for it, in an iteration of other sizes than those before
+        it: free memory may fit into none of its pieces.
+        """
+        self._since += tensor.nbytes
+        if self.limit and self._since >= self.limit // LOOKS and self._is_home():
+            self._measure()
 
     def _measure(self) -> int:
         """Bytes that may still be given out. Free memory goes back to the device before what comes
@@ -241,7 +266,10 @@ class Policy(Spill):
             if self._reserved:
                 self._growth = max(self._growth, reserved - self._reserved)
             self._reserved = reserved
-            self._give_back(standing, reserved, max(self._growth, self._unseen or 0))
+            jump = max(self._growth, self._jump)
+            reserved = self._give_back(standing, reserved, jump)
+            # What lies in pieces between others may not do for what comes next.
+            standing = max(standing, reserved + jump - self._most() + most)
         else:
             standing = self.fixed + self._held()
         self._room = most - standing
@@ -396,7 +424,7 @@ class Policy(Spill):
         if self.limit is None or not self._is_home():
             return
         if not self._away:
-            self._since += 0 if holder.base is None else holder.base.nbytes()
+            self._since += 0 if holder.here is None else holder.here.untyped_storage().nbytes()
             self.look(holder)
             return
         room = self._measure()

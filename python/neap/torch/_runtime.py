@@ -71,6 +71,8 @@ class Runtime:
         """What is yet to be done in this iteration when backward begins."""
         self.turns: Turns | None = None
         """What moves states around updates inside backward."""
+        self._varies = False
+        """Whether the plan is for tensors of varying sizes."""
         self._fits = (-1, 0)
         """The place of the saved tensor that shows that an iteration fits without the plan, and the
         most bytes that it has then.
@@ -119,6 +121,7 @@ class Runtime:
             RuntimeError: if there is not enough pinned memory.
         """
         self.schedule = schedule
+        self._varies = schedule is not None and schedule.varies
         self._fits = (-1, 0) if schedule is None or schedule.fits is None else schedule.fits
         self._slots, self._whole = [], []
         if self.device == "cuda" and self._out is None:
@@ -310,10 +313,12 @@ class Runtime:
                 return self._spilled(tensor)
             if keep == self._hold_all:
                 keep = self._hold
-        if number == self._fits[0] and tensor.nbytes <= self._fits[1]:
-            self.diverge(FITS)
-            self.policy.expects_nothing()
-            return self._spilled(tensor)
+        if self._varies:
+            if number == self._fits[0] and tensor.nbytes <= self._fits[1]:
+                self.diverge(FITS)
+                self.policy.expects_nothing()
+                return self._spilled(tensor)
+            self.policy.passes(tensor)
         if keep is not None:
             packed: Any = keep(number, one, tensor)
         elif function is None:  # No function of autograd's can be reached from it.
@@ -343,6 +348,12 @@ class Runtime:
     @entry(lambda self, packed: self.plainly(packed))
     def unpack(self, packed: Any) -> torch.Tensor:
         """Called by autograd when backward needs a saved tensor."""
+        tensor = self._unpacked(packed)
+        if self._varies and self.diverged is None:
+            self.policy.passes(tensor)
+        return tensor
+
+    def _unpacked(self, packed: Any) -> torch.Tensor:
         if type(packed) is tuple:
             tensor: torch.Tensor = packed[0]
             if tensor._version != packed[2]:
@@ -452,9 +463,7 @@ class Runtime:
         holder = None if known is None else known()
         if holder is not None:
             return Handle(place, holder, tensor)
-        schedule = self.schedule
-        varies = schedule is not None and schedule.varies
-        if varies and base.nbytes() > self._sizes[number]:
+        if self._varies and base.nbytes() > self._sizes[number]:
             self.outgrown(base.nbytes(), self._sizes[number])
             return self._spilled(tensor)
         slot = self._whole[number]
@@ -565,9 +574,8 @@ class Runtime:
     def _may_leave(self, one: int, holder: Holder) -> bool:
         if holder.host is not None or holder.base is None:
             return False
-        schedule = self.schedule
-        varies = schedule is not None and schedule.varies
-        if holder.slot is None and holder.base.nbytes() != self._sizes[one] and not varies:
+        other = holder.slot is None and holder.base.nbytes() != self._sizes[one]
+        if other and not self._varies:
             return False
         reference = self._guests[one]
         guest = None if reference is None else reference()

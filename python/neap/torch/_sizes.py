@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from neap.torch._graph import Iteration, alike_with, made
@@ -60,23 +61,31 @@ def _peak(recorder: Recorder, number: int, found: Iteration) -> int:
     return found.peak * made(recorder, number) // made(recorder, found.which)
 
 
-def unseen(recorder: Recorder, found: Iteration) -> int:
-    """The bytes that an iteration needs beyond what stood when autograd last saved a tensor that
-    may leave, or asked for one.
+def unseen(recorder: Recorder, found: Iteration, seldom: int) -> int:
+    """The bytes that an iteration needs beyond what stood at the last look.
+
+    Args:
+        recorder: a finished recording.
+        found: one of its iterations.
+        seldom: autograd looks when it saves a tensor that may leave, or asks for one, if so many
+            bytes were saved or asked for since the last look.
     """
-    points = {len(found.nodes)}
+    passes: Counter[int] = Counter()
     for one in recorder.packs:
         storage = one.storage
         lasts = storage is None or storage.persistent or storage.bytes < SMALLEST
-        if one.iteration == found.which and not lasts:
-            times = (one.packed + 1, one.unpacked, one.last_unpacked)
-            points.update(found.place[at] for at in times if at in found.place)
-    most, seen = 0, None
+        if one.iteration == found.which and storage is not None and not lasts:
+            for at in (one.packed + 1, one.unpacked, one.last_unpacked):
+                if at in found.place:
+                    passes[found.place[at]] += storage.bytes
+    most, seen, since = 0, None, seldom
     for place, stands in enumerate(found.resident()):
         if seen is not None:
             most = max(most, stands - seen)
-        if place in points:
-            seen = stands
+        if place in passes or place == len(found.nodes):
+            if since >= seldom:
+                seen, since = stands, 0
+            since += passes[place]
     return most
 
 
