@@ -486,7 +486,8 @@ class Fit:
         self._give_up(why)
         if self.schedule is None and not self._joined:
             peak = max([*recorder.peaks, found.peak])
-            self._unplanned.begin(self.search.budget(peak), peak)
+            budget = self.search.budget(peak)
+            self._unplanned.begin(budget, peak, self.watch, self._optimizers)
 
     def _stop_recording(self) -> None:
         if self._completions is not None:

@@ -53,7 +53,7 @@ class Policy(Spill):
             and with 0 everything that may.
         margin: the bytes of it that iterations were seen to need beyond what stands whenever this
             looks.
-        fixed: on the CPU, what stands beside saved tensors.
+        fixed: what stood beside saved tensors while the script was watched.
         left: the bytes that have left in this iteration.
         short: whether more had to leave than could.
     """
@@ -116,6 +116,13 @@ class Policy(Spill):
             self.margin = min(max(self.margin, at_first), limit // 2)
         self._room = self._since = 0
 
+    @property
+    def is_tight(self) -> bool:
+        """Whether what is known to stand beside saved tensors leaves no room for what comes and
+        goes.
+        """
+        return self.limit is not None and self.fixed + self.margin > self.limit
+
     def stop(self) -> None:
         """Nothing leaves any more; memory of the host goes with the last tensor that is there."""
         self.begin(None)
@@ -126,7 +133,7 @@ class Policy(Spill):
 
         Args:
             unseen: the bytes that come and go between two looks.
-            fixed: on the CPU, where nothing is measured, what stands beside saved tensors.
+            fixed: what stands beside saved tensors, optimizer states included.
         """
         self._unseen = self._jump = unseen
         self._growth = 0

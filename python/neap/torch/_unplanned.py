@@ -18,7 +18,7 @@ _STATES_STAY = 2
 """The iterations that must exceed the budget before optimizer states leave too."""
 
 _HOLDS = "what autograd saves leaves for the host as memory nears the budget, and nothing else"
-_STATES_LEAVE = "that was not enough: optimizer states stay on the host between steps, too"
+_STATES_LEAVE = "that is not enough: optimizer states stay on the host between steps, too"
 
 
 class Unplanned:
@@ -49,7 +49,7 @@ class Unplanned:
         self._missed = 0
         """Iterations that exceeded the budget although all saved tensors left that could."""
 
-    def begin(self, budget: int, peak: int) -> None:
+    def begin(self, budget: int, peak: int, watch: Watch, optimizers: list[Optimizer]) -> None:
         """No plan will come: what is saved leaves as memory nears the budget. ``peak`` is that of
         the iterations that were watched.
         """
@@ -59,6 +59,8 @@ class Unplanned:
         self._enforcement.begin(budget)
         self._missed = 0
         self._note(_HOLDS)
+        if self._policy.is_tight:
+            self._send_states(watch, optimizers)
 
     def begins(self) -> None:
         """The first tensor of an iteration is saved next: what ran since the last one, such as an
@@ -100,7 +102,7 @@ class Unplanned:
             report.say_what_is_known_without_plan(enforcement.strayed_reserved)
 
     def _send_states(self, watch: Watch, optimizers: list[Optimizer]) -> None:
-        self._missed += 1
+        self._missed = _STATES_STAY + 1
         names = {
             name
             for role, name, tensor in named_tensors(watch, optimizers)
