@@ -39,16 +39,18 @@ from neap.torch._share import Share, ShareError
 from neap.torch._sizes import fits, saved, unseen
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
+from neap.torch._tally import Tally
 from neap.torch._timeline import Timeline
 from neap.torch._unplanned import Unplanned
 from neap.torch._updates import Updates
 from neap.torch._versions import newer_than_known
 from neap.torch._watch import Watch, named_tensors
+from neap.torch._widest import widest
 
 _ATTEMPTS = 12
 """The most iterations that are watched for two in a row that are alike."""
 
-_VARIES = "sizes vary: the plan is for the largest iteration that was watched"
+_VARIES = "sizes vary: the plan is for the largest that were watched"
 
 _UNLIKE = "no two iterations in a row were alike"
 
@@ -75,6 +77,7 @@ class Fit:
         cache: bool = False,
         early_updates: bool = False,
         share: Share | None = None,
+        scout: int = 0,
     ) -> None:
         raises = strict or os.environ.get("NEAP_TORCH_STRICT") == "1"
         self.guard = Guard(raises, self._break_off)
@@ -111,7 +114,8 @@ class Fit:
         self._by_hand = False
         self._off = os.environ.get("NEAP_OFF") == "1"
         self._planning_ended = False
-        self._kinds = Kinds(attempts)
+        self._kinds = Kinds(attempts, scout)
+        self._tally = Tally()
         self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
         self.device = device_of(models) if models else "cpu"
@@ -299,6 +303,7 @@ class Fit:
             self.search.report(self.schedule)
         else:
             self._unplanned.report()
+        report.kinds = self._tally.all()
         report.allocator_retries = self.enforcement.retries()
         report.pinned_bytes = max(report.pinned_bytes, standing())
         return report
@@ -387,6 +392,7 @@ class Fit:
             why = self.runtime.end()
             self._leftovers.ended()
             self._kinds.ran(why, self.runtime.count)
+            self._tell(why is None, self.schedule.limit)
             if why is None:
                 self._proved()
                 self._report.planned += self._kinds.period
@@ -416,6 +422,8 @@ class Fit:
             return
         if self._planning_ended:
             self._count("there is no plan")
+            self._tell(False, self.runtime.policy.limit)
+            self.runtime.begin()
             self._unplanned.ended_without_plan(self.watch, self._optimizers)
             return
         self._count("watching")
@@ -426,6 +434,13 @@ class Fit:
             self._give_up("its iterations run in another thread than the one that neap began in")
             return
         self._watch()
+
+    def _tell(self, by_plan: bool, limit: int | None) -> None:
+        """Counts an iteration that was not watched."""
+        runtime = self.runtime
+        way = "by_plan" if by_plan else "on_demand" if runtime.policy.left else ""
+        over = bool(limit) and self.enforcement.over(limit) > 0
+        self._tally.ended(runtime.count, runtime.saved_bytes, way, over)
 
     def _proved(self) -> None:
         """The plan is this script's, and there are states now."""
@@ -562,8 +577,8 @@ class Fit:
         self._stop_recording()
         name = type(self._models[0]).__name__ if self._models else "job"
         try:
-            which = _graph.largest(recorder) if self._kinds.varies else None
-            found = _graph.iteration(recorder, name, which, self._kinds.varies)
+            watched = widest if self._kinds.varies else _graph.iteration
+            found = watched(recorder, name)
         except ValueError as error:
             self._give_up(str(error))
             return

@@ -204,16 +204,17 @@ def alike_with(recorder: Recorder, which: int) -> list[int]:
     """The numbers of the iterations of a finished recording that ran the operators of this one,
     maybe on tensors of other sizes.
     """
-    wanted, count = _ops(recorder, which), len(recorder.cuts) - 1
-    return [n for n in range(count) if _alike(_ops(recorder, n), wanted, False)]
+    wanted, count = operators(recorder, which), len(recorder.cuts) - 1
+    return [n for n in range(count) if _alike(operators(recorder, n), wanted, False)]
 
 
 def made(recorder: Recorder, which: int) -> int:
     """The bytes of all that an iteration made."""
-    return sum(storage.bytes for op in _ops(recorder, which) for storage in op.makes)
+    return sum(storage.bytes for op in operators(recorder, which) for storage in op.makes)
 
 
-def _ops(recorder: Recorder, which: int) -> list[Op]:
+def operators(recorder: Recorder, which: int) -> list[Op]:
+    """Those of an iteration of a finished recording."""
     first, after = recorder.cuts[which : which + 2]
     return recorder.ops[first:after]
 

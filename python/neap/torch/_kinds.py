@@ -21,6 +21,7 @@ class Kinds:
 
     Args:
         attempts: the most iterations that are watched for some that are alike.
+        scout: at least so many are watched, where the script is run for its plan alone.
 
     Attributes:
         varies: whether those that are watched are of one kind, on tensors of varying sizes.
@@ -29,11 +30,12 @@ class Kinds:
             different things in turn.
     """
 
-    def __init__(self, attempts: int) -> None:
+    def __init__(self, attempts: int, scout: int = 0) -> None:
         self.varies = False
         self.turns = 0
         self.period = 1
-        self._attempts = attempts
+        self._attempts = max(attempts, scout)
+        self._few = max(min(FEW, attempts), scout)
         self._steps = 0
         """Those since the period began."""
         self._different = 0
@@ -43,7 +45,7 @@ class Kinds:
         self._patience = PATIENCE
         self._outgrown = False
         """Whether a plan for the largest iteration was soon too small, so that another would be."""
-        self._changes = False
+        self._changes = scout > 0
         """Whether iterations that were not as planned were unlike each other, so that a pair that
         is alike says little.
         """
@@ -98,7 +100,7 @@ class Kinds:
         if recorded < 2:
             return False
         alike = row == 1
-        many = recorded >= min(FEW, self._attempts)
+        many = recorded >= self._few
         if alike and self._changes:
             alike = many and _graph.mostly_alike(recorder)
         self.varies = not alike and many and _graph.alike_in_kind(recorder)

@@ -67,6 +67,8 @@ class Policy(Spill):
         self._counts = counts
         self._unseen: int | None = None
         """What comes and goes between two looks, by what was watched."""
+        self._made = 0
+        """What is made between two looks, by what was watched."""
         self._jump = 0
         """What is taken to come and go between two looks of this iteration."""
         self._usual = 0
@@ -128,15 +130,15 @@ class Policy(Spill):
         self.begin(None)
         self._pool = None
 
-    def knows(self, unseen: int, fixed: int) -> None:
+    def knows(self, unseen: tuple[int, int], fixed: int) -> None:
         """What was seen of the script.
 
         Args:
-            unseen: the bytes that come and go between two looks.
+            unseen: the bytes that come and go between two looks, and those that are made.
             fixed: what stands beside saved tensors, optimizer states included.
         """
-        self._unseen = self._jump = unseen
-        self._growth = 0
+        (self._unseen, self._made), self._growth = unseen, 0
+        self._jump = self._unseen
         self.margin, self.fixed = 0, fixed
 
     def expects_nothing(self) -> None:
@@ -274,7 +276,7 @@ class Policy(Spill):
                 self._growth = max(self._growth, reserved - self._reserved)
             self._reserved = reserved
             jump = max(self._growth, self._jump)
-            reserved = self._give_back(standing, reserved, jump)
+            reserved = self._give_back(standing, reserved, max(jump, self._made))
             # What lies in pieces between others may not do for what comes next.
             standing = max(standing, reserved + jump - self._most() + most)
         else:

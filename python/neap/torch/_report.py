@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from neap.torch._schedule import Schedule
+from neap.torch._tally import Kind
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -49,6 +50,10 @@ _STRAYED = "what did not run by the plan reserved more than the budget: up to "
 _RESERVED = "iterations by the plan reserved more than the budget: up to "
 
 
+_LINES = 6
+"""A report has a line for so many kinds of iterations."""
+
+
 @dataclass
 class Report:
     """What happened so far. Bytes and nanoseconds are whole numbers.
@@ -58,6 +63,7 @@ class Report:
         unplanned: iterations that ran without it, by reason.
         by_policy: those of them in which what autograd saved left for the host as memory neared the
             budget.
+        kinds: iterations by how many tensors autograd saved in them, since neap watched the script.
         met: whether nothing reserved more than the budget since the plan acts; false on a device
             before an iteration has run by the plan.
         margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
@@ -90,6 +96,7 @@ class Report:
     unplanned_iteration_ns: int = 0
     margin_bytes: int = 0
     by_policy: int = 0
+    kinds: list[Kind] = field(default_factory=list)
     met: bool = False
     planned: int = 0
     unplanned: dict[str, int] = field(default_factory=dict)
@@ -169,17 +176,42 @@ class Report:
             times = "once" if self.beyond == 1 else f"{self.beyond} times"
             self.notes.append(f"{_STRAYED}{size(strayed)}; {times}")
 
+    @property
+    def verdict(self) -> str:
+        """The sentence that says that the budget is not met; nothing if it is, or there is none."""
+        if self.met or not self.budget_bytes:
+            return ""
+        budget = f"neap: the budget of {size(self.budget_bytes)} is not met"
+        if self.peak_reserved_bytes > self.budget_bytes:
+            return f"{budget}: {size(self.peak_reserved_bytes)} were reserved"
+        if self.predicted_peak_bytes > self.budget_bytes:
+            return f"{budget}: the lowest plan needs {size(self.predicted_peak_bytes)}"
+        why = (note for note in self.notes if note.startswith((_UNSEEN, _LOOKING, _TRIED)))
+        return ": ".join([budget, *list(why)[:1]])
+
+    def _kind_lines(self) -> list[str]:
+        """A line for each kind of iterations, where they are not all alike."""
+        kinds = self.kinds
+        alike = len(kinds) == 1 and kinds[0].least_bytes == kinds[0].most_bytes
+        if not kinds or alike:
+            return []
+        rest = len(kinds) - _LINES
+        more = [f"  and {rest} more kinds of iterations"] if rest > 0 else []
+        return [*map(_kind_line, kinds[:_LINES]), *more]
+
     def __str__(self) -> str:
         if not self.planned and not self.unplanned:
             seen = "neap: no iteration was seen; one ends when an optimizer of PyTorch steps"
             return "\n".join([seen, *(f"  note: {note}" for note in self.notes)])
         lines = [
+            *([self.verdict] if self.verdict else []),
             f"neap: {self.planned} iterations ran by the plan, "
             f"{sum(self.unplanned.values())} without it",
             *(f"  {count} because: {why}" for why, count in sorted(self.unplanned.items())),
         ]
         if self.by_policy:
             lines.append(f"  {self.by_policy} of these sent saved tensors away on demand")
+        lines += self._kind_lines()
         if self.predicted_peak_bytes:
             left = f", of which {size(self.margin_bytes)} are left to the allocator"
             lines.append(
@@ -226,6 +258,18 @@ class Report:
             )
         lines += [f"  planned anew: {why}" for why in self.replans]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def _kind_line(kind: Kind) -> str:
+    saved = size(kind.most_bytes)
+    if kind.least_bytes != kind.most_bytes:
+        saved = f"{size(kind.least_bytes)} to {saved}, median {size(kind.median_bytes)}"
+    as_they_were = kind.iterations - kind.by_plan - kind.on_demand
+    ways = ((kind.by_plan, "by the plan"), (kind.on_demand, "on demand"), (as_they_were, "as is"))
+    how = ", ".join(f"{count} {way}" for count, way in ways if count)
+    over = f"; {kind.over} reserved more than the budget" if kind.over else ""
+    name = f"{kind.saved_tensors} saved tensors" if kind.saved_tensors >= 0 else "other kinds"
+    return f"  {name}, {saved}: {kind.iterations} iterations, {how}{over}"
 
 
 def acts(schedule: Schedule) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -90,6 +91,10 @@ class Runtime:
         self.growth: Growth | None = None
         """What looks at each point how much the allocator reserves, while that matters."""
         self.count = 0
+        self.saved_bytes = 0
+        """The bytes of the tensors that autograd saved in this iteration."""
+        self._before = [0]
+        """The same before each tensor that the schedule expects, and after the last."""
         self._holders: list[weakref.ref[Holder] | None] = []
         # Weak: a holder lives as long as autograd's handles, and its bytes no longer.
         self._by_storage: dict[int, weakref.ref[Holder]] = {}
@@ -141,7 +146,10 @@ class Runtime:
         self._guests = [None] * len(self._slots)
         self._all = [] if schedule is None else self._wants(schedule)
         self._points = ([None], [None])
+        self._before = [0]
         if schedule is not None:
+            sizes = (bytes_of(view) for view, _ in schedule.expected)
+            self._before = [0, *accumulate(sizes)]
             self._points = due(schedule.at("pack")), due(schedule.at("unpack"))
         self.pages.follow(schedule)
         self.loans.device = self.device
@@ -155,7 +163,7 @@ class Runtime:
         """An iteration begins."""
         if self._in is not None:
             self._in.settle()
-        self.count = 0
+        self.count = self.saved_bytes = 0
         self.diverged = None
         self.recompute.begin()
         self._backwards = 0
@@ -231,6 +239,8 @@ class Runtime:
             expected = len(self.schedule.expected)
             if self.count < expected:
                 self.diverge(f"{self.count} saved tensors instead of {expected}")
+            elif not self._varies:
+                self.saved_bytes = self._before[-1]
         return self.diverged
 
     # -- hooks
@@ -244,12 +254,16 @@ class Runtime:
             why = differs(schedule.expected, number, tensor, schedule.varies)
             if why is not None:
                 self.diverge(why)
+        if self._varies or self.diverged is not None:
+            self.saved_bytes += tensor.nbytes
         return number
 
     def diverge(self, why: str) -> None:
         """The rest of the iteration runs with everything kept."""
         if self.diverged is None:
             self.diverged = why
+            if not self._varies:  # Those before this one were as expected.
+                self.saved_bytes = self._before[max(0, min(self.count, len(self._before)) - 1)]
             self._rest()
             self.differs()
 
@@ -313,12 +327,10 @@ class Runtime:
                 return self._spilled(tensor)
             if keep == self._hold_all:
                 keep = self._hold
-        if self._varies:
-            if number == self._fits[0] and tensor.nbytes <= self._fits[1]:
-                self.diverge(FITS)
-                self.policy.expects_nothing()
-                return self._spilled(tensor)
-            self.policy.passes(tensor)
+        if number == self._fits[0] and tensor.nbytes <= self._fits[1]:
+            self.diverge(FITS)
+            self.policy.expects_nothing()
+            return self._spilled(tensor)
         if keep is not None:
             packed: Any = keep(number, one, tensor)
         elif function is None:  # No function of autograd's can be reached from it.
@@ -326,6 +338,9 @@ class Runtime:
         else:
             # A tensor that keeps itself would never be freed.
             packed = (tensor.detach(), number, tensor._version)
+        if self._varies and self.diverged is None:
+            self.saved_bytes += tensor.nbytes
+            self.policy.passes(tensor)
         if self.pages.moves:
             self.pages.saved(tensor, packed)
         if acts or self._waiting:
@@ -342,6 +357,7 @@ class Runtime:
 
     def _spilled(self, tensor: torch.Tensor) -> Any:
         """A tensor is kept, on the host where that is asked for."""
+        self.saved_bytes += tensor.nbytes
         packed = self.policy.pack(tensor)
         return kept(tensor) if packed is None else packed
 

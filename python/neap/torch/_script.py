@@ -67,7 +67,7 @@ class Script:
         if isinstance(value, torch.OutOfMemoryError) and not self.fitted.has_plan:
             say("neap: out of memory before there was a plan")
             if self._folder is not None and os.getpid() == self._process:
-                _write(self._folder / f"oom-{self._process}", _card())
+                _write(self._folder / f"card-{self._process}", _card())
 
     @entry(lambda self: self._end())
     def end(self) -> None:
@@ -137,6 +137,11 @@ def _install() -> Script | None:
         say(f"neap: {why}")
         return None
     asked = os.environ.get
+    folder = asked("NEAP_TORCH_DIR")
+    if asked("NEAP_TORCH_CARD") == "1" and folder:
+        # The script was started to say what it runs on.
+        _write(Path(folder) / f"card-{os.getpid()}", _card())
+        os._exit(0)
     try:
         plan = asked("NEAP_TORCH_PLAN")
         schedule = Schedule.load(plan) if plan else None
@@ -161,13 +166,13 @@ def _install() -> Script | None:
             cache=asked("NEAP_TORCH_CACHE") != "0",
             early_updates=asked("NEAP_TORCH_EARLY") == "1",
             share=Share(path) if path else None,
+            scout=int(asked("NEAP_TORCH_SCOUT") or 0),
         )
     except ValueError as error:
         say(f"neap: {error}")
         sys.exit(2)
     if asked("NEAP_TORCH_PLAN_ONLY") == "1":
         fitted.watch.after_step.append(lambda optimizer: _end_if_settled(fitted))
-    folder = asked("NEAP_TORCH_DIR")
     return Script(fitted, Path(folder) if folder else None)
 
 

@@ -9,6 +9,7 @@ from neap.torch._graph import Iteration, alike_with, made
 from neap.torch._recorder import Recorder
 from neap.torch._schedule import Fits
 from neap.torch._spill import SMALLEST
+from neap.torch._storage import blocks
 from neap.torch._wanted import bytes_of
 
 
@@ -61,8 +62,9 @@ def _peak(recorder: Recorder, number: int, found: Iteration) -> int:
     return found.peak * made(recorder, number) // made(recorder, found.which)
 
 
-def unseen(recorder: Recorder, found: Iteration, seldom: int) -> int:
-    """The bytes that an iteration needs beyond what stood at the last look.
+def unseen(recorder: Recorder, found: Iteration, seldom: int) -> tuple[int, int]:
+    """The bytes that an iteration needs beyond what stood at the last look, and those that it makes
+    from one look to the next.
 
     Args:
         recorder: a finished recording.
@@ -78,15 +80,17 @@ def unseen(recorder: Recorder, found: Iteration, seldom: int) -> int:
             for at in (one.packed + 1, one.unpacked, one.last_unpacked):
                 if at in found.place:
                     passes[found.place[at]] += storage.bytes
-    most, seen, since = 0, None, seldom
-    for place, stands in enumerate(found.resident()):
+    needed = most_made = made = 0
+    seen, since = None, seldom
+    for place, (node, stands) in enumerate(zip(found.nodes, found.resident())):
+        made += sum(blocks(storage.bytes) for storage in node.makes)
         if seen is not None:
-            most = max(most, stands - seen)
-        if place in passes or place == len(found.nodes):
+            needed, most_made = max(needed, stands - seen), max(most_made, made)
+        if place in passes:
             if since >= seldom:
-                seen, since = stands, 0
+                seen, since, made = stands, 0, 0
             since += passes[place]
-    return most
+    return needed, most_made
 
 
 def saved(recorder: Recorder, found: Iteration) -> int:

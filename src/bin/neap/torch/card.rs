@@ -1,4 +1,4 @@
-//! The card that a script ran out of memory on, as PyTorch described it.
+//! The card that a script runs on, as PyTorch described it.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// What a process of the script wrote when it ran out of memory.
+    /// What a process of the script wrote.
     pub fn read(path: &Path) -> Self {
         let text = neap::files::read_regular(path, LARGEST_REPORT).unwrap_or_default();
         let mut card: Self = serde_json::from_str(&text).unwrap_or_default();
@@ -39,6 +39,11 @@ impl Card {
         card.available_bytes =
             card.available_bytes.filter(|bytes| *bytes <= Memory::UNLIMITED.total.0);
         card
+    }
+
+    /// Whether the process found a card.
+    pub fn is_known(&self) -> bool {
+        self.name.is_some()
     }
 
     /// The bytes of the card that the script may take, if the process found out.
@@ -70,7 +75,7 @@ mod tests {
     #[test]
     fn a_card_that_no_profile_matches_is_taken_as_it_is() {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("oom-7");
+        let path = folder.path().join("card-7");
         let text = r#"{"name": "NVIDIA Q", "capability": 121, "multiprocessors": 48,
                        "memory_bytes": 137438953472, "devices": 2}"#;
         fs::write(&path, text).expect("a file");
@@ -88,7 +93,7 @@ mod tests {
     #[test]
     fn what_no_card_has_is_left_to_the_profile() {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("oom-7");
+        let path = folder.path().join("card-7");
         for text in [
             r#"{"devices": 4294967295, "multiprocessors": 4294967295, "capability": 4294967295}"#,
             r#"{"memory_bytes": 18446744073709551615, "available_bytes": 18446744073709551615}"#,
@@ -103,7 +108,7 @@ mod tests {
     fn what_a_process_could_not_write_is_left_to_the_profile() {
         let folder = tempfile::tempdir().expect("a folder");
         for text in ["", "{", "{\"capability\": 86}"] {
-            let path = folder.path().join("oom-7");
+            let path = folder.path().join("card-7");
             fs::write(&path, text).expect("a file");
             let known = usize::from(text.ends_with('}') && text.len() > 2);
             assert_eq!(Card::read(&path).environment().len(), known, "{text}");

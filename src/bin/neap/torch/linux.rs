@@ -109,13 +109,22 @@ fn until_interrupted(server: &Server, stop: &Stop) -> Answer {
 fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let scratch = scratch()?;
     let unpacked = unpack::unpack(scratch.path())?;
-    let mut status = run(flags, flags.plan.as_deref(), &unpacked, scratch.path(), as_json)?;
+    let scouted = match flags.scout {
+        Some(_) => scout(flags, &unpacked, scratch.path())?,
+        None => None,
+    };
+    let plan = flags.plan.as_deref().or(scouted.as_deref());
+    let mut status = run(flags, plan, &unpacked, scratch.path(), as_json)?;
     let mut reports = Reports::read(scratch.path());
-    if let Some(card) = reports.out_of_memory.take()
+    if let Some(card) = reports.card.take()
         && !status.success()
-        && flags.plan.is_none()
+        && plan.is_none()
         && !flags.no_second_run
     {
+        note(
+            "note: the first iterations do not fit; planning on the dry device \
+             (--no-second-run skips this)",
+        );
         let dry = Rehearsal { flags, card: &card, unpacked: &unpacked };
         if let Some(plan) = dry.plan(scratch.path())? {
             note("note: starting the command again, with that plan from the first iteration on");
@@ -124,6 +133,7 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             reports = Reports::read(again.path());
         }
     }
+    let missed = reports.reports.iter().filter(|report| report["met"] == false).count();
     if as_json {
         output::json(&Value::Array(reports.reports))?;
     } else if reports.reports.is_empty() {
@@ -134,7 +144,26 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                 .to_owned(),
         });
     }
+    if flags.strict && missed > 0 && status.success() {
+        note("note: the budget is not met, and --strict makes that exit code 1");
+        return Ok(Answer::Code(1));
+    }
     Ok(Answer::Code(code(status)))
+}
+
+/// The plan for the script's first steps, made on a dry device that is like the script's own.
+fn scout(flags: &Flags, unpacked: &Unpacked, folder: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let asked = self::scratch()?;
+    let mut command = prepared(flags, None, unpacked, asked.path())?;
+    command.env("NEAP_TORCH_CARD", "1").stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    launch::run(command)?;
+    let Some(card) = Reports::read(asked.path()).card.filter(Card::is_known) else {
+        note("note: the command uses no GPU here, so --scout has nothing to run ahead of");
+        return Ok(None);
+    };
+    note("note: --scout: the first steps run on the dry device");
+    Rehearsal { flags, card: &card, unpacked }.plan(folder)
 }
 
 /// The command's exit code; of one that a signal ended, what a shell gives.
@@ -173,12 +202,7 @@ fn run(
     scratch: &Path,
     as_json: bool,
 ) -> anyhow::Result<ExitStatus> {
-    let (program, arguments) = flags.command.split_first().context("a command is needed")?;
-    let mut command = Command::new(program);
-    command.args(arguments);
-    environment(&mut command, flags, plan, scratch)?;
-    command.env("NEAP_CACHE", &unpacked.cache);
-    paths(&mut command, &[&unpacked.torch_hook, &unpacked.python])?;
+    let mut command = prepared(flags, plan, unpacked, scratch)?;
     if let Some(path) = &flags.save_plan {
         command.env("NEAP_TORCH_SAVE_PLAN", std::path::absolute(path)?);
     }
@@ -190,6 +214,22 @@ fn run(
         command.stdout(Stdio::from(io::stderr()));
     }
     launch::run(command)
+}
+
+/// The command, with neap inside.
+fn prepared(
+    flags: &Flags,
+    plan: Option<&Path>,
+    unpacked: &Unpacked,
+    scratch: &Path,
+) -> anyhow::Result<Command> {
+    let (program, arguments) = flags.command.split_first().context("a command is needed")?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    environment(&mut command, flags, plan, scratch)?;
+    command.env("NEAP_CACHE", &unpacked.cache);
+    paths(&mut command, &[&unpacked.torch_hook, &unpacked.python])?;
+    Ok(command)
 }
 
 /// What `neap.torch` reads inside the script.
@@ -256,20 +296,20 @@ pub fn paths(command: &mut Command, folders: &[&PathBuf]) -> anyhow::Result<()> 
 /// What the processes of the script left.
 pub struct Reports {
     pub reports: Vec<Value>,
-    /// The card on which one ran out of memory before any plan acted.
-    out_of_memory: Option<Card>,
+    /// The card on which one ran out of memory before any plan acted, or that one was asked for.
+    card: Option<Card>,
 }
 
 impl Reports {
     pub fn read(scratch: &Path) -> Self {
-        let mut found = Self { reports: Vec::new(), out_of_memory: None };
+        let mut found = Self { reports: Vec::new(), card: None };
         let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).collect();
         paths.sort();
         for path in paths {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.starts_with("oom-") && found.out_of_memory.is_none() {
-                found.out_of_memory = Some(Card::read(&path));
+            if name.starts_with("card-") && found.card.is_none() {
+                found.card = Some(Card::read(&path));
             }
             if name.starts_with("report-")
                 && let Some(report) = neap::files::read_regular(&path, LARGEST_REPORT)

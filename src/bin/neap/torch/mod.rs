@@ -58,7 +58,8 @@ pub struct Flags {
     /// Refuse what would reserve more than the budget, with PyTorch's OutOfMemoryError. Without
     /// it, what has no plan, such as an evaluation, may where the device has room. A share of a
     /// server always binds. Also lets an unexpected error of neap's own end the script; without
-    /// it that is said in a line, and the script goes on without neap.
+    /// it that is said in a line, and the script goes on without neap. Where the script ends well
+    /// but the budget is not met, or that is not known, the exit code is 1.
     #[arg(long)]
     pub strict: bool,
     /// Make every plan anew in place of taking it from the cache.
@@ -67,6 +68,15 @@ pub struct Flags {
     /// When the first iterations do not fit, do not plan on the dry device and start again.
     #[arg(long)]
     pub no_second_run: bool,
+    /// Run the first N steps on the dry device before the script itself, and plan for the largest
+    /// of them: the plan acts from the script's first iteration on.
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u64).range(2..=100),
+        conflicts_with_all = ["plan", "join", "serve"]
+    )]
+    pub scout: Option<u64>,
     /// The command that runs the script, after `--`.
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "serve")]
     pub command: Vec<std::ffi::OsString>,

@@ -1,4 +1,5 @@
-//! The plan for a script whose first iterations do not fit, made and tried on the dry device.
+//! The plan for a script's first iteration, made and tried on the dry device: for one that does not
+//! fit until there is a plan, or that is to fit from the beginning.
 //!
 //! The script is planned on a card that is never full, and tried with that plan on one with the
 //! real card's memory, from the first iteration on: there memory lies otherwise than in the
@@ -39,7 +40,7 @@ const STEP: u64 = 20;
 /// The folder of what `neap.torch` reports; the dry device's own reports have like names.
 const REPORTS: &str = "torch";
 
-/// A command whose first iterations do not fit, and the card that they ran on.
+/// A command whose first iterations are to fit, and the card that they run on.
 pub struct Rehearsal<'a> {
     pub flags: &'a Flags,
     pub card: &'a Card,
@@ -62,10 +63,6 @@ impl Rehearsal<'_> {
     /// # Errors
     /// When a command can't be started.
     pub fn plan(&self, folder: &Path) -> anyhow::Result<Option<PathBuf>> {
-        note(
-            "note: the first iterations do not fit; planning on the dry device \
-             (--no-second-run skips this)",
-        );
         let mut best: Option<(Outcome, PathBuf)> = None;
         let mut budget = None;
         let mut free = 0;
@@ -102,8 +99,11 @@ impl Rehearsal<'_> {
     /// otherwise the script's own, until it has a plan: which kernels run depends on the device.
     fn make(&self, plan: &Path, budget: Option<u64>) -> anyhow::Result<()> {
         let scratch = scratch()?;
-        let mut command = self.command(PLANNING_STEPS, Memory::UNLIMITED, scratch.path(), None)?;
+        let scout = self.flags.scout.unwrap_or(0);
+        let steps = PLANNING_STEPS + scout;
+        let mut command = self.command(steps, Memory::UNLIMITED, scratch.path(), None)?;
         command.env("NEAP_TORCH_SAVE_PLAN", plan).env("NEAP_TORCH_PLAN_ONLY", "1");
+        command.env("NEAP_TORCH_SCOUT", scout.to_string());
         if let Some(budget) = budget {
             command.env("NEAP_TORCH_BUDGET", budget.to_string());
         }
@@ -122,7 +122,8 @@ impl Rehearsal<'_> {
         let scratch = scratch()?;
         let has = self.card.available().unwrap_or(Memory::UNLIMITED.total);
         let memory = Memory { total: has, capacity: has };
-        let mut command = self.command(TRIAL_STEPS, memory, scratch.path(), Some(plan))?;
+        let steps = TRIAL_STEPS.max(self.flags.scout.unwrap_or(0));
+        let mut command = self.command(steps, memory, scratch.path(), Some(plan))?;
         command.env_remove("NEAP_TORCH_JOIN");
         let status = run_silently(command, &scratch.path().join("log"))?;
         let reports = Reports::read(&scratch.path().join(REPORTS)).reports;

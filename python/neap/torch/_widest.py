@@ -1,0 +1,61 @@
+"""An iteration as large as any of its kind that was watched: each tensor has the most bytes that
+it had in one of them. A plan for it serves them all, and every iteration between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from neap.torch._calls import View
+from neap.torch._graph import Iteration, alike_with, iteration, largest, operators
+from neap.torch._recorder import Recorder
+from neap.torch._storage import Storage
+from neap.torch._wanted import bytes_of
+
+
+def widest(recorder: Recorder, name: str) -> Iteration:
+    """The iterations of the last one's kind as one.
+
+    Args:
+        recorder: a finished recording.
+        name: the graph's name.
+
+    Raises:
+        ValueError: if no iteration was recorded.
+    """
+    which = largest(recorder)
+    alike = [n for n in alike_with(recorder, which) if n != which]
+    found = iteration(recorder, name, which, True)
+    if not found.steady or not alike:
+        return found
+    for number in alike:
+        _widen(recorder, which, number)
+    wide = iteration(recorder, name, which, True)
+    for node, before in zip(wide.nodes, found.nodes):
+        node.workspace = before.workspace
+    wide.base = found.base
+    wide.peak = max(found.peak, *wide.resident())
+    return wide
+
+
+def _widen(recorder: Recorder, which: int, other: int) -> None:
+    """Tensors of one iteration become as large as they are in the other."""
+    for op, twin in zip(operators(recorder, which), operators(recorder, other)):
+        for storage, like in zip([*op.makes, *op.reads], [*twin.makes, *twin.reads]):
+            if not storage.persistent and like.bytes > storage.bytes:
+                _become(storage, like)
+    saved = ([s for s in recorder.packs if s.iteration == n] for n in (which, other))
+    for one, like_it in zip(*saved):
+        one.view = _wider(one.view, like_it.view)
+    calls = ([c for c in recorder.calls if c.iteration == n] for n in (which, other))
+    for call, like_call in zip(*calls):
+        views: Iterable[tuple[View | None, View | None]] = zip(call.views, like_call.views)
+        call.views = [a if a is None or b is None else _wider(a, b) for a, b in views]
+
+
+def _become(storage: Storage, like: Storage) -> None:
+    storage.bytes, storage.shape = like.bytes, like.shape
+
+
+def _wider(view: View, other: View) -> View:
+    return other if bytes_of(other) > bytes_of(view) else view
