@@ -78,16 +78,23 @@ for step in range(40):
 
 
 def ran(
-    folder: Path, neap: str, script: str, budget: int | None, optimizer: str
+    folder: Path,
+    neap: str,
+    script: str,
+    budget: int | None,
+    optimizer: str,
+    settled: int = 25,
+    scout: int = 0,
 ) -> tuple[list[int], dict[str, Any]]:
-    """What was reserved at most from the 26th step on, how often the allocator had to try again,
+    """What was reserved at most after ``settled`` steps, how often the allocator had to try again,
     and the steps; and the report.
     """
-    head = HEAD.replace("OPTIMIZER", optimizer).replace("SETTLED", "25")
+    head = HEAD.replace("OPTIMIZER", optimizer).replace("SETTLED", str(settled))
     (folder / "train.py").write_text(head + script + TELL)
     inner = [sys.executable, "train.py"]
     if budget is not None:
-        inner = [neap, "torch", "--budget", str(budget), "--json", "--", *inner]
+        ahead = ["--scout", str(scout)] if scout else []
+        inner = [neap, "torch", "--budget", str(budget), "--json", *ahead, "--", *inner]
     environment = {**os.environ, "NEAP": neap, "NEAP_TORCH_CACHE": "0"}
     environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     command = [neap, "dry", "--no-second-run", "--device", "a6000", "--", *inner]
@@ -118,3 +125,16 @@ def test_changing_scripts_keep_their_budget(
     assert report["by_policy"] > 0, report
     assert report["budget_bytes"] == budget, report
     assert report["planned"] + sum(report["unplanned"].values()) == steps == 40
+
+
+@pytest.mark.parametrize(("scout", "planned"), [(10, 30), (40, 40), (60, 40)])
+def test_a_plan_for_what_was_scouted_keeps_every_step_within(
+    tmp_path: Path, neap: str, scout: int, planned: int
+) -> None:
+    (most, _, _), _ = ran(tmp_path, neap, SIZES, None, "Adam")
+    budget = most * 60 // 100
+    (reserved, retries, _), report = ran(tmp_path, neap, SIZES, budget, "Adam", 0, scout)
+    assert reserved <= budget and retries == 0, report
+    fits = report["unplanned"].get("it fits without the plan", 0)
+    assert report["planned"] + fits >= planned, report
+    assert report["met"] and report["kinds"][0]["over"] == 0, report

@@ -44,29 +44,47 @@ def test_a_pair_that_is_alike_is_enough_unless_sizes_were_seen_to_vary() -> None
     assert kinds.seen_enough(recorded("Aaa")) and not kinds.varies
     plan: Any = SimpleNamespace(varies=False)
     for why in ("one", "another", "another", "another"):
-        kinds.ran(why)
+        kinds.ran(why, 3)
     assert kinds.out_of_patience and kinds.watch_anew(plan) == 4
     assert not kinds.seen_enough(recorded("Aaa"))
     assert kinds.seen_enough(recorded("aaaaaaa")) and not kinds.varies
     assert kinds.seen_enough(recorded("Aaaaaaa")) and kinds.varies
 
 
+@pytest.mark.parametrize(("names", "enough"), [("bcbaaaa", True), ("bcdeaba", False)])
+def test_a_pair_says_little_of_a_script_that_changes(names: str, enough: bool) -> None:
+    kinds, plan = Kinds(12), SimpleNamespace(varies=False)
+    for saved in (3, 4, 3, 5):  # For the same reason, but not by as many tensors.
+        kinds.ran("it differs", saved)
+    assert kinds.watch_anew(plan) == 4  # type: ignore[arg-type]
+    assert kinds.seen_enough(recorded(names)) is enough
+
+
+def test_all_that_are_scouted_are_watched() -> None:
+    kinds = Kinds(12, 20)
+    assert not kinds.seen_enough(recorded("a" * 19))
+    assert kinds.seen_enough(recorded("a" * 20)) and not kinds.varies
+    assert kinds.seen_enough(recorded("A" + "a" * 19)) and kinds.varies
+    kinds.no_more_come()
+    assert kinds.seen_enough(recorded("Aaa")) and kinds.varies
+
+
 def test_patience_ends_after_iterations_in_a_row() -> None:
     kinds = Kinds(12)
     for why in ("it differs",) * 3 + (None,) + ("it differs",) * 3:
-        kinds.ran(why)
+        kinds.ran(why, 3)
         assert not kinds.out_of_patience
-    kinds.ran("it differs")
+    kinds.ran("it differs", 3)
     assert kinds.out_of_patience
 
 
 def test_a_second_plan_for_the_largest_is_not_made_for_larger_ones() -> None:
     kinds, plan = Kinds(12), SimpleNamespace(varies=True)
     for _ in range(4):
-        kinds.ran(LARGER)
+        kinds.ran(LARGER, 3)
     assert kinds.out_of_patience and kinds.watch_anew(plan) == 4  # type: ignore[arg-type]
     for _ in range(20):
-        kinds.ran(LARGER)
+        kinds.ran(LARGER, 3)
     assert not kinds.out_of_patience
 
 

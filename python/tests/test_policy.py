@@ -13,6 +13,7 @@ from neap.torch._fit import Fit
 from neap.torch._holder import Counts
 from neap.torch._pinned import HostPool
 from neap.torch._policy import Policy
+from neap.torch._schedule import Needs
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -188,15 +189,17 @@ def test_nothing_is_kept_of_what_is_gone() -> None:
 
 def test_the_margin_grows_where_it_was_missed_and_for_larger_iterations() -> None:
     policy = Policy("cpu", Counts())
-    policy.knows(100 << 20, 0)
+    policy.knows(Needs(100 << 20, 200 << 20, 50 << 20))
     policy.begin(1600 << 20)
     least = policy.margin
     assert least == 300 << 20
     policy.ended(50 << 20)
     missed = policy.margin
     assert least + (50 << 20) < missed < least + (100 << 20)
+    assert policy.floor == 150 << 20
     policy.expects_more(6, 5)
     policy.expects_more(9, 0)
+    assert policy.floor == 170 << 20
     assert policy.margin == missed * 6 // 5
     policy.ended(-1)
     assert policy.margin == missed

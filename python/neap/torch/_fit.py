@@ -36,7 +36,7 @@ from neap.torch._runtime import FITS, LARGER, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
-from neap.torch._sizes import fits, saved, unseen
+from neap.torch._sizes import fits, needs
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._tally import Tally
@@ -115,6 +115,7 @@ class Fit:
         self._off = os.environ.get("NEAP_OFF") == "1"
         self._planning_ended = False
         self._kinds = Kinds(attempts, scout)
+        self._scouts = scout > 0
         self._tally = Tally()
         self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
@@ -214,6 +215,7 @@ class Fit:
             if self._kinds.begun:
                 self._count("the script ended within an iteration", self._kinds.begun)
                 self._kinds.begin(1)
+            self._plan_with_what_came()
             self.report()
             self._closed = True
             _ACTING.remove(self)
@@ -231,6 +233,16 @@ class Fit:
             self._models, self._former, self.search.planner = [], None, None
             self._optimizers.clear()
         return self._report
+
+    def _plan_with_what_came(self) -> None:
+        """A script that runs for its plan alone has ended before as many iterations as were to be
+        watched.
+        """
+        recorder = self._recorder
+        if self._scouts and recorder is not None and len(recorder.cuts) > 2:
+            recorder.uncut()
+            self._kinds.no_more_come()
+            self._watch()
 
     def _close_later(self, bring_back: bool) -> None:
         self.close(bring_back)
@@ -582,9 +594,8 @@ class Fit:
         except ValueError as error:
             self._give_up(str(error))
             return
-        seldom = self.search.budget(found.peak) // LOOKS
-        beside = found.peak - saved(recorder, found)
-        self.runtime.policy.knows(unseen(recorder, found, seldom), beside)
+        needed = needs(recorder, found, self.search.budget(found.peak) // LOOKS)
+        self.runtime.policy.knows(needed)
         if not found.steady:
             self._give_up_plan(_UNLIKE, recorder, found)
             return
@@ -602,6 +613,7 @@ class Fit:
                 lend=self._lendable(recorder),
                 varies=self._kinds.varies,
                 steps=self._kinds.period,
+                needs=needed,
             )
             if self._kinds.varies and _VARIES not in self._report.notes:
                 self._report.notes.append(_VARIES)
@@ -712,6 +724,8 @@ class Fit:
         self._together(schedule)
         self._leftovers.acts()
         self.search.begin(schedule)
+        if self.search.planner is None:
+            self.runtime.policy.knows(schedule.needs)
         self.runtime.policy.begin(0 if self._unproved else schedule.limit)
         self.runtime.follow(schedule)
         self._times = []

@@ -91,6 +91,10 @@ class Kinds:
 
     # -- while they are watched
 
+    def no_more_come(self) -> None:
+        """What was watched is enough, if it is two iterations."""
+        self._few = self._attempts = 2
+
     def seen_enough(self, recorder: Recorder) -> bool:
         """Whether two iterations in a row were alike, or else some were of one kind, on tensors of
         varying sizes; or there will be no more.

@@ -13,8 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -34,7 +33,6 @@ _ending = threading.Event()
 """Whether a signal ends this process."""
 _folders: set[str] = set()
 
-_Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
 
 
@@ -128,7 +126,11 @@ def run(command: list[str], seconds: float, given: str = "") -> tuple[int, str, 
     """
     if threading.current_thread() is threading.main_thread():
         # There a signal's handler could run while a process is half started.
-        return on_threads(lambda one: run(one, seconds, given), [command], 1)[0]
+        return _on_a_thread(lambda: _ran(command, seconds, given))
+    return _ran(command, seconds, given)
+
+
+def _ran(command: list[str], seconds: float, given: str) -> tuple[int, str, str]:
     # What preloads a device into this process is not meant for others.
     clean = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     pipe = subprocess.PIPE
@@ -163,18 +165,33 @@ def run(command: list[str], seconds: float, given: str = "") -> tuple[int, str, 
     return process.returncode, out, error
 
 
-def on_threads(work: Callable[[_Given], _Made], all_of: Iterable[_Given], many: int) -> list[_Made]:
-    """What ``work`` makes of each, on so many threads. The processes that it has started end with
-    it, however it ends.
+def _on_a_thread(work: Callable[[], _Made]) -> _Made:
+    """What ``work`` makes on another thread. The processes that it has started end with it, however
+    it ends.
     """
-    pool = ThreadPoolExecutor(many)
+    made: list[_Made] = []
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            made.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=make)
     try:
-        return list(pool.map(work, all_of))
+        thread.start()
+    except RuntimeError:  # The interpreter ends, and starts no thread any more.
+        return work()
+    try:
+        thread.join()
     except BaseException:
         _stop()
+        thread.join()
         raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    if failed:
+        raise failed[0]
+    return made[0]
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -23,7 +23,7 @@ from neap.torch._problem import Problem
 from neap.torch._ranges import Range, candidates, operators
 from neap.torch._recorder import Recorder
 from neap.torch._remake import Remake
-from neap.torch._schedule import MALFORMED, Again, Fits, Schedule
+from neap.torch._schedule import MALFORMED, Again, Fits, Needs, Schedule
 from neap.torch._storage import Storage
 
 _RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
@@ -107,6 +107,7 @@ class Planner:
         lend: parameters that may leave during backward, where the budget can't be met otherwise.
         varies: whether plans are for iterations on tensors of other sizes too.
         steps: how many steps of the first optimizer make up an iteration.
+        needs: what iterations need without a plan.
     """
 
     def __init__(
@@ -121,12 +122,13 @@ class Planner:
         lend: Collection[Storage] = (),
         varies: bool = False,
         steps: int = 1,
+        needs: Needs = Needs(),
     ) -> None:
         self.recorder = recorder
         self.found = found
         self.device = device
         self.varies = varies
-        self._steps = steps
+        self._steps, self._needs = steps, needs
         self.fits: Fits | None = None
         """With ``varies``, which iterations fit without a plan."""
         self.neap = executable()
@@ -273,6 +275,7 @@ class Planner:
             self._profile,
             self.varies,
             self._steps,
+            self._needs,
             self.fits,
         ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
@@ -324,6 +327,7 @@ class Planner:
             varies=self.varies,
             fits=self.fits,
             steps=self._steps,
+            needs=self._needs,
             lent=[[(s.name, s.bytes) for s in members] for members in lent],
             borrowed={s.place: member[s.storage] for s in packs if s.storage in member},
             packed=self._problem.packed if lent else 0,

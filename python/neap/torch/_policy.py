@@ -19,7 +19,7 @@ from neap.torch._enforce import given_out_and_reserved
 from neap.torch._holder import Counts, Handle, Holder, flat
 from neap.torch._lane import Lane
 from neap.torch._pinned import HostPool, Region
-from neap.torch._schedule import PAGE
+from neap.torch._schedule import PAGE, Needs
 from neap.torch._spill import Spill
 
 LOOKS = 128
@@ -53,7 +53,6 @@ class Policy(Spill):
             and with 0 everything that may.
         margin: the bytes of it that iterations were seen to need beyond what stands whenever this
             looks.
-        fixed: what stood beside saved tensors while the script was watched.
         left: the bytes that have left in this iteration.
         short: whether more had to leave than could.
     """
@@ -61,14 +60,12 @@ class Policy(Spill):
     def __init__(self, device: str, counts: Counts) -> None:
         super().__init__(device)
         self.limit: int | None = None
-        self.margin = self.fixed = 0
+        self.margin = 0
         self.left = 0
         self.short = False
         self._counts = counts
-        self._unseen: int | None = None
-        """What comes and goes between two looks, by what was watched."""
-        self._made = 0
-        """What is made between two looks, by what was watched."""
+        self._needs = Needs()
+        """What was watched."""
         self._jump = 0
         """What is taken to come and go between two looks of this iteration."""
         self._usual = 0
@@ -113,8 +110,8 @@ class Policy(Spill):
     def begin(self, limit: int | None) -> None:
         """From now on this is the limit."""
         self.limit = limit
-        if limit and self._unseen is not None:
-            at_first = self._unseen + limit // SPARE
+        if limit and self._needs.beside:
+            at_first = self._needs.unseen + limit // SPARE
             self.margin = min(max(self.margin, at_first), limit // 2)
         self._room = self._since = 0
 
@@ -123,23 +120,24 @@ class Policy(Spill):
         """Whether what is known to stand beside saved tensors leaves no room for what comes and
         goes.
         """
-        return self.limit is not None and self.fixed + self.margin > self.limit
+        return self.limit is not None and self._needs.beside + self.margin > self.limit
 
     def stop(self) -> None:
         """Nothing leaves any more; memory of the host goes with the last tensor that is there."""
         self.begin(None)
         self._pool = None
 
-    def knows(self, unseen: tuple[int, int], fixed: int) -> None:
-        """What was seen of the script.
+    def knows(self, needs: Needs) -> None:
+        """What iterations of the script need besides saved tensors."""
+        self._needs, self._jump = needs, needs.unseen
+        self.margin = self._growth = 0
 
-        Args:
-            unseen: the bytes that come and go between two looks, and those that are made.
-            fixed: what stands beside saved tensors, optimizer states included.
+    @property
+    def floor(self) -> int:
+        """About what this iteration needs with all on the host that may leave, in bytes; 0 if that
+        is not known.
         """
-        (self._unseen, self._made), self._growth = unseen, 0
-        self._jump = self._unseen
-        self.margin, self.fixed = 0, fixed
+        return self._needs.beside + self._jump if self._needs.beside else 0
 
     def expects_nothing(self) -> None:
         """This iteration is taken to fit as it is."""
@@ -162,7 +160,7 @@ class Policy(Spill):
             self.margin = min(self.margin + over + PAGE, self.limit // 2)
         elif self._usual:
             self.margin = self._usual
-        self._usual, self._jump = 0, self._unseen or 0
+        self._usual, self._jump = 0, self._needs.unseen
         if self._in is not None:
             self._in.settle()
         self._forget_the_dead()
@@ -276,11 +274,11 @@ class Policy(Spill):
                 self._growth = max(self._growth, reserved - self._reserved)
             self._reserved = reserved
             jump = max(self._growth, self._jump)
-            reserved = self._give_back(standing, reserved, max(jump, self._made))
+            reserved = self._give_back(standing, reserved, max(jump, self._needs.made))
             # What lies in pieces between others may not do for what comes next.
             standing = max(standing, reserved + jump - self._most() + most)
         else:
-            standing = self.fixed + self._held()
+            standing = self._needs.beside + self._held()
         self._room = most - standing
         return self._room
 

@@ -163,6 +163,13 @@ class Recorder(TorchDispatchMode):
             self._peak = 0
         self._name()
 
+    def uncut(self) -> None:
+        """Nothing came after the last cut, which :meth:`stop` makes again."""
+        self.cuts.pop()
+        if self._statistics:
+            self.allocated.pop()
+            self._peak = self.peaks.pop() if self.peaks else 0
+
     def look(self) -> None:
         """First what only the recording holds is let go, then counted as dead."""
         self._loneliness(len(self.ops))

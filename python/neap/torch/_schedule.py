@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,22 @@ Point = tuple[str, int]
 Actions = list[tuple[str, int]]
 Fits = tuple[int, int]
 """A saved tensor by its place in the iteration, and the most bytes that it has where that fits."""
+
+
+class Needs(NamedTuple):
+    """What an iteration without a plan needs besides the tensors that autograd saves, in bytes.
+
+    Attributes:
+        unseen: what it needs at most beyond what stood when autograd last saved a tensor that may
+            leave, or asked for one.
+        made: what it makes at most from one such moment to the next.
+        beside: what stands all the time, optimizer states included.
+    """
+
+    unseen: int = 0
+    made: int = 0
+    beside: int = 0
+
 PAGE = 20 << 20
 """The bytes by which PyTorch's allocator reserves more with expandable segments."""
 
@@ -140,6 +156,7 @@ class Schedule:
         fits: with ``varies``, a saved tensor by its place, and the most bytes that it has in an
             iteration that fits without the plan.
         steps: how many steps of the first optimizer make up an iteration.
+        needs: what its like need that run without it.
     """
 
     expected: list[tuple[View, str]]
@@ -165,6 +182,7 @@ class Schedule:
     varies: bool = False
     fits: Fits | None = None
     steps: int = 1
+    needs: Needs = Needs()
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0
@@ -268,6 +286,7 @@ def _read(form: dict[str, Any]) -> Schedule:
     known["away"] = set(form["away"])
     place, most = form.get("fits") or (0, 0)
     known["fits"] = (int(place), int(most)) if form.get("fits") else None
+    known["needs"] = Needs(*form.get("needs", ()))
     known["trims"] = [(str(kind), int(n), int(more)) for kind, n, more in form.get("trims", [])]
     known["lent"] = [[(str(name), int(size)) for name, size in p] for p in form.get("lent", [])]
     known["borrowed"] = {
@@ -295,7 +314,7 @@ def _read(form: dict[str, Any]) -> Schedule:
         raise ValueError("a name is no text")
     counts = [n for one in schedule.again for n in (one.number, one.first_pack, one.after_pack)]
     counts += [*schedule.excluded.values(), *(size for p in schedule.lent for _, size in p)]
-    counts += [one.nanoseconds for one in schedule.again]
+    counts += [*schedule.needs, *(one.nanoseconds for one in schedule.again)]
     counts += [one.nanoseconds for one in schedule.remade]
     if not all(map(_count, counts)):
         raise ValueError("a number is no count")

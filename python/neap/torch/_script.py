@@ -16,6 +16,7 @@ import torch
 
 from neap.torch._fit import Fit
 from neap.torch._guard import Guard, entry, line
+from neap.torch._report import size
 from neap.torch._schedule import Schedule
 from neap.torch._share import Share
 from neap.torch._versions import OLDEST, version
@@ -64,7 +65,16 @@ class Script:
 
     @entry()
     def _look_at(self, value: BaseException) -> None:
-        if isinstance(value, torch.OutOfMemoryError) and not self.fitted.has_plan:
+        if not isinstance(value, torch.OutOfMemoryError):
+            return
+        runtime = self.fitted.runtime
+        floor = runtime.policy.floor
+        if floor and (runtime.schedule is None or runtime.diverged is not None):
+            say(
+                "neap: out of memory in an iteration without a plan; with all on the host that may "
+                f"leave it needs about {size(floor)}"
+            )
+        if not self.fitted.has_plan:
             say("neap: out of memory before there was a plan")
             if self._folder is not None and os.getpid() == self._process:
                 _write(self._folder / f"card-{self._process}", _card())

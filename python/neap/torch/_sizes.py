@@ -1,4 +1,4 @@
-"""What iterations without a plan need: which of them fit, and how much comes and goes unseen."""
+"""What iterations without a plan need, and which of them fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from neap.torch._graph import Iteration, alike_with, made
 from neap.torch._recorder import Recorder
-from neap.torch._schedule import Fits
+from neap.torch._schedule import Fits, Needs
 from neap.torch._spill import SMALLEST
 from neap.torch._storage import blocks
 from neap.torch._wanted import bytes_of
@@ -24,12 +24,17 @@ def fits(recorder: Recorder, found: Iteration, limit: int) -> Fits | None:
     """
     # What is measured of the first one may be of those before.
     numbers = [number for number in alike_with(recorder, found.which) if number > 0]
-    views = {n: _bytes(recorder, n) for n in numbers}
-    place = next((at for at, sizes in enumerate(zip(*views.values())) if len(set(sizes)) > 1), None)
-    if place is None:
-        return None
-    seen = sorted((views[n][place], _peak(recorder, n, found)) for n in numbers)
-    return _most(seen, place, limit)
+    peaks = [_peak(recorder, number, found) for number in numbers]
+    best, most_fit = None, 0
+    seen_before: set[tuple[int, ...]] = set()
+    for place, sizes in enumerate(zip(*(_bytes(recorder, number) for number in numbers))):
+        if len(set(sizes)) > 1 and sizes not in seen_before:
+            seen_before.add(sizes)
+            one = _most(sorted(zip(sizes, peaks)), place, limit)
+            fit = 0 if one is None else sum(size <= one[1] for size in sizes)
+            if fit > most_fit:  # Of several the first, which is saved earliest.
+                best, most_fit = one, fit
+    return best
 
 
 def _most(seen: Sequence[tuple[int, int]], place: int, limit: int) -> Fits | None:
@@ -62,9 +67,8 @@ def _peak(recorder: Recorder, number: int, found: Iteration) -> int:
     return found.peak * made(recorder, number) // made(recorder, found.which)
 
 
-def unseen(recorder: Recorder, found: Iteration, seldom: int) -> tuple[int, int]:
-    """The bytes that an iteration needs beyond what stood at the last look, and those that it makes
-    from one look to the next.
+def needs(recorder: Recorder, found: Iteration, seldom: int) -> Needs:
+    """What an iteration needs without a plan.
 
     Args:
         recorder: a finished recording.
@@ -90,10 +94,10 @@ def unseen(recorder: Recorder, found: Iteration, seldom: int) -> tuple[int, int]
             if since >= seldom:
                 seen, since, made = stands, 0, 0
             since += passes[place]
-    return needed, most_made
+    return Needs(needed, most_made, found.peak - _saved(recorder, found))
 
 
-def saved(recorder: Recorder, found: Iteration) -> int:
+def _saved(recorder: Recorder, found: Iteration) -> int:
     """The bytes of all that autograd saved and that does not last."""
     storages = {one.storage for one in recorder.packs if one.iteration == found.which}
     return sum(one.bytes for one in storages if one is not None and not one.persistent)

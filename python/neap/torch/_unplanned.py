@@ -9,13 +9,13 @@ from torch.optim.optimizer import Optimizer
 from neap.torch._enforce import Enforcement
 from neap.torch._policy import Policy
 from neap.torch._report import Report
-from neap.torch._schedule import Schedule
+from neap.torch._schedule import PAGE, Schedule
 from neap.torch._states import SMALLEST
 from neap.torch._updates import Updates
 from neap.torch._watch import Watch, named_tensors
 
 _STATES_STAY = 2
-"""The iterations that must exceed the budget before optimizer states leave too."""
+"""The iterations that must need more than the budget before optimizer states leave too."""
 
 _HOLDS = "what autograd saves leaves for the host as memory nears the budget, and nothing else"
 _STATES_LEAVE = "that is not enough: optimizer states stay on the host between steps, too"
@@ -47,7 +47,7 @@ class Unplanned:
         self._say = say
         policy.begins = self.begins
         self._missed = 0
-        """Iterations that exceeded the budget although all saved tensors left that could."""
+        """Iterations that needed more than the budget although all saved tensors left that could."""
 
     def begin(self, budget: int, peak: int, watch: Watch, optimizers: list[Optimizer]) -> None:
         """No plan will come: what is saved leaves as memory nears the budget. ``peak`` is that of
@@ -72,10 +72,10 @@ class Unplanned:
 
     def ended(self, limit: int, steps: int) -> bool:
         """An iteration of this many steps has ended in which a plan did not act, or not to its end;
-        whether it exceeded the limit although all left that could.
+        whether it exceeded the limit, or a page more would, although all left that could.
         """
         over = self._enforcement.over(limit)
-        missed = over > 0 and self._policy.short
+        missed = over > -PAGE and self._policy.short
         self._report.by_policy += steps if self._policy.left else 0
         self._policy.ended(over)
         return missed
