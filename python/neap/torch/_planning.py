@@ -23,7 +23,7 @@ from neap.torch._problem import Problem
 from neap.torch._ranges import Range, candidates, operators
 from neap.torch._recorder import Recorder
 from neap.torch._remake import Remake
-from neap.torch._schedule import MALFORMED, Again, Fits, Needs, Schedule
+from neap.torch._schedule import MALFORMED, UNKNOWN, Again, Fits, Needs, Schedule
 from neap.torch._storage import Storage
 
 _RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
@@ -122,7 +122,7 @@ class Planner:
         lend: Collection[Storage] = (),
         varies: bool = False,
         steps: int = 1,
-        needs: Needs = Needs(),
+        needs: Needs = UNKNOWN,
     ) -> None:
         self.recorder = recorder
         self.found = found

@@ -19,7 +19,7 @@ from neap.torch._enforce import given_out_and_reserved
 from neap.torch._holder import Counts, Handle, Holder, flat
 from neap.torch._lane import Lane
 from neap.torch._pinned import HostPool, Region
-from neap.torch._schedule import PAGE, Needs
+from neap.torch._schedule import PAGE, UNKNOWN, Needs
 from neap.torch._spill import Spill
 
 LOOKS = 128
@@ -64,7 +64,7 @@ class Policy(Spill):
         self.left = 0
         self.short = False
         self._counts = counts
-        self._needs = Needs()
+        self._needs = UNKNOWN
         """What was watched."""
         self._jump = 0
         """What is taken to come and go between two looks of this iteration."""

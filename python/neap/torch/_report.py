@@ -265,7 +265,11 @@ def _kind_line(kind: Kind) -> str:
     if kind.least_bytes != kind.most_bytes:
         saved = f"{size(kind.least_bytes)} to {saved}, median {size(kind.median_bytes)}"
     all_kept = kind.iterations - kind.by_plan - kind.on_demand
-    ways = ((kind.by_plan, "by the plan"), (kind.on_demand, "on demand"), (all_kept, "with all kept"))
+    ways = (
+        (kind.by_plan, "by the plan"),
+        (kind.on_demand, "on demand"),
+        (all_kept, "with all kept"),
+    )
     how = ", ".join(f"{count} {way}" for count, way in ways if count)
     over = f"; {kind.over} reserved more than the budget" if kind.over else ""
     name = f"{kind.saved_tensors} saved tensors" if kind.saved_tensors >= 0 else "other kinds"

@@ -42,6 +42,9 @@ class Needs(NamedTuple):
     made: int = 0
     beside: int = 0
 
+
+UNKNOWN = Needs()
+"""Where nothing was watched."""
 PAGE = 20 << 20
 """The bytes by which PyTorch's allocator reserves more with expandable segments."""
 
@@ -182,7 +185,7 @@ class Schedule:
     varies: bool = False
     fits: Fits | None = None
     steps: int = 1
-    needs: Needs = Needs()
+    needs: Needs = UNKNOWN
     lent: list[Parcel] = field(default_factory=list)
     borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0

@@ -47,7 +47,7 @@ class Unplanned:
         self._say = say
         policy.begins = self.begins
         self._missed = 0
-        """Iterations that needed more than the budget although all saved tensors left that could."""
+        """Iterations that needed more than the budget though all saved tensors left that could."""
 
     def begin(self, budget: int, peak: int, watch: Watch, optimizers: list[Optimizer]) -> None:
         """No plan will come: what is saved leaves as memory nears the budget. ``peak`` is that of
