@@ -451,7 +451,7 @@ class Fit:
         """Counts an iteration that was not watched."""
         runtime = self.runtime
         way = "by_plan" if by_plan else "on_demand" if runtime.policy.left else ""
-        over = bool(limit) and self.enforcement.over(limit) > 0
+        over = limit is not None and limit > 0 and self.enforcement.over(limit) > 0
         self._tally.ended(runtime.count, runtime.saved_bytes, way, over)
 
     def _proved(self) -> None:
