@@ -20,7 +20,7 @@ def main() -> None:
         description="Run a PyTorch training script, unchanged, within a budget of device memory.",
     )
     parser.add_argument("--budget", required=True, help="bytes (12GiB), or a share (60%%)")
-    parser.add_argument("--device", default="a6000", help="whose times the plan is made by")
+    parser.add_argument("--device", default="", help="whose times count, if not the card's")
     parser.add_argument(
         "--strict", action="store_true", help="let the budget bind, and raise neap's own errors"
     )

@@ -17,7 +17,7 @@ def fit(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: Optimizer | Sequence[Optimizer],
     budget: str | int,
-    device: str = "a6000",
+    device: str = "",
     verbose: bool = True,
     recompute: bool = True,
     strict: bool = False,
@@ -37,7 +37,7 @@ def fit(
         budget: bytes (``12GiB``) that PyTorch may reserve, or a share of the unplanned peak
             (``60%``).
         device: the profile by whose times and link the plan is made: a name that
-            ``neap device list`` shows, or a ``*.device.json``.
+            ``neap device list`` shows, or a ``*.device.json``; without it the script's card.
         verbose: whether to say on stderr when planning begins and when the plan acts.
         recompute: whether calls of modules and operators may run again in backward.
         strict: whether PyTorch may not reserve more than the budget while the plan acts. Otherwise

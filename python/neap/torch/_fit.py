@@ -26,7 +26,7 @@ from neap.torch._lift import Lift, is_on_top
 from neap.torch._loans import leavable
 from neap.torch._meter import Meter
 from neap.torch._pinned import room, standing, usable
-from neap.torch._planning import PlanError, Planner
+from neap.torch._planning import PlanError, Planner, device_of_card
 from neap.torch._policy import LOOKS
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
@@ -51,6 +51,9 @@ _ATTEMPTS = 12
 """The most iterations that are watched for two in a row that are alike."""
 
 _VARIES = "sizes vary: the plan is for the largest that were watched"
+
+_UNKNOWN = "a6000"
+"""The device whose times count where nothing says which."""
 
 _UNLIKE = "no two iterations in a row were alike"
 
@@ -83,7 +86,7 @@ class Fit:
         self.guard = Guard(raises, self._break_off)
         self.watch = Watch(self.guard)
         self.schedule: Schedule | None = None
-        self._profile = profile or "a6000"
+        self._profile = profile
         self._say = say
         self._attempts = attempts
         self._recompute = recompute and possible()
@@ -605,7 +608,7 @@ class Fit:
             planner = Planner(
                 recorder,
                 found,
-                self._profile,
+                self._times_of(),
                 all(map(divisible, self._optimizers)),
                 self._recompute,
                 cache=self._cache,
@@ -636,6 +639,16 @@ class Fit:
         self._proved()
         self._act(schedule)
         self._joined.took(offer)
+
+    def _times_of(self) -> str:
+        """The profile by whose times plans are made: the one that was asked for, or the card's."""
+        if not self._profile and self.device == "cuda":
+            card = torch.cuda.get_device_name()
+            self._profile = device_of_card(card) or ""
+            if not self._profile:
+                note = f"there are no times of {card}: the plan goes by those of the {_UNKNOWN}"
+                self._report.notes.append(f"{note}; --device names another")
+        return self._profile or _UNKNOWN
 
     def _take_turns(self, turns: int) -> None:
         """Several iterations in a row are one from now on, and are watched anew."""

@@ -93,6 +93,16 @@ def _answered(command: list[str], seconds: float = _PATIENCE_S, given: str = "")
     return answer
 
 
+def device_of_card(card: str) -> str | None:
+    """The built-in device that a card is, by the driver's name for it.
+
+    Raises:
+        PlanError: if it can't be asked for.
+    """
+    found = _answered([executable(), "script", "card", card]).get("device")
+    return found if isinstance(found, str) else None
+
+
 class Planner:
     """Plans one recording, as often as need be.
 

@@ -166,7 +166,7 @@ def _install() -> Script | None:
             [],
             [],
             budget,
-            asked("NEAP_TORCH_DEVICE") or "a6000",
+            asked("NEAP_TORCH_DEVICE") or "",
             say if rank() == 0 else _silent,
             recompute=asked("NEAP_TORCH_RECOMPUTE") != "0",
             strict=asked("NEAP_TORCH_STRICT") == "1",

@@ -22,7 +22,7 @@ class _Fitting:
     """
 
     budget: str | int = "100%"
-    device: str = "a6000"
+    device: str = ""
     plan: str | os.PathLike[str] | None = None
     verbose: bool = True
     recompute: bool = True

@@ -6,11 +6,12 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use neap::device::profile;
-use neap::job::json::{self, LARGEST};
+use neap::device::{builtin, profile};
+use neap::job::json::{LARGEST, write};
 use neap::plan::script::{self, Ask, Problem};
 use neap::units::Bytes;
 use serde::Deserialize;
+use serde_json::json;
 
 use crate::output::{self, Answer};
 use crate::settings;
@@ -31,6 +32,8 @@ enum Question {
         #[arg(long)]
         device: String,
     },
+    /// The built-in device that a card is, by the driver's name for it.
+    Card { name: String },
     /// A plan for the iteration on stdin.
     Plan {
         #[arg(long)]
@@ -76,6 +79,9 @@ pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
                 .collect();
             output::raw(&serde_json::to_vec(&times)?)?;
         }
+        Question::Card { name } => {
+            output::raw(&serde_json::to_vec(&json!({ "device": builtin::like(name) }))?)?;
+        }
         Question::Plan { device } => {
             let Asked { problem, ask } = Asked::read()?;
             let ask = ask.context("stdin: it asks for nothing")?;
@@ -84,7 +90,7 @@ pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
         }
         Question::Graph { output } => {
             let problem = Asked::read()?.problem;
-            json::write(output, &script::graph(&problem)?)?;
+            write(output, &script::graph(&problem)?)?;
         }
     }
     Ok(Answer::Yes)

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use neap::device::builtin;
 use neap::units::Bytes;
 use serde::Deserialize;
 
@@ -44,6 +45,11 @@ impl Card {
     /// Whether the process found a card.
     pub fn is_known(&self) -> bool {
         self.name.is_some()
+    }
+
+    /// The built-in device that it is.
+    pub fn profile(&self) -> Option<&'static str> {
+        builtin::like(self.name.as_deref()?)
     }
 
     /// The bytes of the card that the script may take, if the process found out.

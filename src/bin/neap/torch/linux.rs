@@ -1,7 +1,6 @@
 //! The command itself: unpack, run, and where the first iterations do not fit, plan on the dry
 //! device and run again.
 
-use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -48,6 +47,9 @@ pub struct Dry {
     pub flags: dry::Flags,
 }
 
+/// The device whose times count where nothing says which.
+pub const UNKNOWN: &str = "a6000";
+
 /// Runs the command.
 ///
 /// # Errors
@@ -57,10 +59,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         bail!("`min` is not a budget to run in; give bytes (12GiB) or a share (60%)");
     }
     let outputs = [flags.save_plan.as_deref(), flags.timeline.as_deref()];
-    let inputs: Vec<&Path> =
-        flags.plan.as_deref().into_iter().chain([Path::new(&flags.device)]).collect();
+    let named = flags.device.as_deref().map(Path::new);
+    let inputs: Vec<&Path> = flags.plan.as_deref().into_iter().chain(named).collect();
     Outputs::new(&inputs, &outputs)?;
-    let device = profile::load(&flags.device)?;
+    let device = profile::load(flags.device.as_deref().unwrap_or(UNKNOWN))?;
     if let Some(plan) = &flags.plan {
         judge(plan)?;
     }
@@ -258,12 +260,13 @@ pub fn environment(
             command.env_remove("NEAP_TORCH_JOIN");
         }
     }
-    let device = if Path::new(&flags.device).exists() {
-        std::path::absolute(&flags.device)?.into_os_string()
-    } else {
-        OsString::from(&flags.device)
+    match &flags.device {
+        Some(file) if Path::new(file).exists() => {
+            command.env("NEAP_TORCH_DEVICE", std::path::absolute(file)?)
+        }
+        Some(name) => command.env("NEAP_TORCH_DEVICE", name),
+        None => command.env_remove("NEAP_TORCH_DEVICE"),
     };
-    command.env("NEAP_TORCH_DEVICE", device);
     command.env("NEAP_TORCH_DIR", scratch);
     command.env("NEAP_TORCH_RECOMPUTE", if flags.no_recompute { "0" } else { "1" });
     command.env("NEAP_TORCH_STRICT", if flags.strict { "1" } else { "0" });

@@ -35,9 +35,10 @@ pub struct Flags {
     /// Run within a share of the budget of `neap torch --serve SOCKET`.
     #[arg(long, value_name = "SOCKET", conflicts_with = "budget")]
     pub join: Option<PathBuf>,
-    /// Whose times and link the plan is made by: a built-in name or a *.device.json file.
-    #[arg(long, value_name = "NAME|FILE", default_value = "a6000")]
-    pub device: String,
+    /// Whose times and link the plan is made by: a built-in name or a *.device.json file. Without
+    /// it, those of the built-in device that the script's card is, or of the a6000 if none is.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub device: Option<String>,
     /// Act by this plan from the first iteration on: a file that --save-plan wrote.
     #[arg(long, value_name = "FILE", conflicts_with = "budget")]
     pub plan: Option<PathBuf>,

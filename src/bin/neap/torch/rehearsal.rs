@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use super::Flags;
 use super::card::Card;
-use super::linux::{Dry, LARGEST_PLAN, Reports, environment, paths, scratch};
+use super::linux::{Dry, LARGEST_PLAN, Reports, UNKNOWN, environment, paths, scratch};
 use crate::dry::launch::{self, Memory};
 use crate::dry::unpack::Unpacked;
 use crate::output::note;
@@ -147,7 +147,8 @@ impl Rehearsal<'_> {
         let asked = ["dry", "--steps", &steps, "--no-second-run", "--"].map(OsString::from);
         let Dry { flags: dry } = Dry::try_parse_from(asked.iter().chain(&self.flags.command))?;
         // What the card does not say is as in the profile that the plan is made by.
-        let device = profile::load(&self.flags.device)?;
+        let named = self.flags.device.as_deref().or(self.card.profile()).unwrap_or(UNKNOWN);
+        let device = profile::load(named)?;
         let mut command = launch::command(&dry, &device, memory, self.unpacked, scratch)?;
         command.envs(self.card.environment());
         let reports = scratch.join(REPORTS);
