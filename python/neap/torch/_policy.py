@@ -244,9 +244,7 @@ class Policy(Spill):
 
     def look(self, but: Holder | None = None) -> None:
         """Something is saved next, or backward or the step begins. ``but`` stays."""
-        if self.limit is None or not self._is_home():
-            return
-        if self._since < max(self._room // 4, self.limit // LOOKS):
+        if self.limit is None or not self._is_home() or not self._is_time():
             return
         room = self._measure()
         if room < 0:
@@ -259,8 +257,12 @@ class Policy(Spill):
         it: free memory may fit into none of its pieces.
         """
         self._since += tensor.nbytes
-        if self.limit and self._since >= self.limit // LOOKS and self._is_home():
+        if self.limit and self._is_time() and self._is_home():
             self._measure()
+
+    def _is_time(self) -> bool:
+        """Whether enough was saved or asked for since the last look."""
+        return self.limit is not None and self._since >= max(self._room // 4, self.limit // LOOKS)
 
     def _measure(self) -> int:
         """Bytes that may still be given out. Free memory goes back to the device before what comes
