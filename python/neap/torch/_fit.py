@@ -45,7 +45,7 @@ from neap.torch._unplanned import Unplanned
 from neap.torch._updates import Updates
 from neap.torch._versions import newer_than_known
 from neap.torch._watch import Watch, named_tensors
-from neap.torch._widest import widest
+from neap.torch._widest import Watched, widest
 
 _ATTEMPTS = 12
 """The most iterations that are watched for two in a row that are alike."""
@@ -119,6 +119,8 @@ class Fit:
         self._planning_ended = False
         self._kinds = Kinds(attempts, scout)
         self._scouts = scout > 0
+        self._widest: Watched | None = None
+        """The iteration of varying sizes that was planned for last."""
         self._tally = Tally()
         self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
@@ -234,6 +236,7 @@ class Fit:
             self.runtime.follow(None)
             self._updates.forget()
             self._models, self._former, self.search.planner = [], None, None
+            self._widest = None
             self._optimizers.clear()
         return self._report
 
@@ -392,7 +395,7 @@ class Fit:
             self._drop_plan()
             self._planning_ended = False
         self._optimizers.clear()
-        self.search.planner = None
+        self.search.planner = self._widest = None
         gc.collect()  # What was recorded refers to the optimizers, in cycles.
 
     def _saves(self) -> None:
@@ -542,8 +545,7 @@ class Fit:
             or threading.get_ident() != self._thread
         ):
             return False
-        different = self._kinds.watch_anew(schedule)
-        self._say(f"neap: {different} iterations in a row differ; watching the script anew")
+        self._say(f"neap: {self._kinds.watch_anew(schedule)}; watching the script anew")
         self._former, self._spills = (schedule, planner), True
         self._drop_plan()
         self.watch.notice_modules()
@@ -592,8 +594,11 @@ class Fit:
         self._stop_recording()
         name = type(self._models[0]).__name__ if self._models else "job"
         try:
-            watched = widest if self._kinds.varies else _graph.iteration
-            found = watched(recorder, name)
+            if self._kinds.varies:
+                found = widest(recorder, name, self._widest)
+                self._widest = recorder, found
+            else:
+                found = _graph.iteration(recorder, name)
         except ValueError as error:
             self._give_up(str(error))
             return

@@ -158,7 +158,7 @@ def alike_in_kind(recorder: Recorder) -> bool:
     tensors of other sizes.
     """
     before, last = _spans(recorder)[-2:]
-    return _alike(before, last, False)
+    return are_alike(before, last)
 
 
 def period(recorder: Recorder) -> int:
@@ -187,7 +187,7 @@ def mostly_alike(recorder: Recorder) -> bool:
     """
     *before, last = _spans(recorder)
     like = sum(_alike(ops, last) for ops in before)
-    return 1 + like > len(before) // 2 and like == sum(_alike(ops, last, False) for ops in before)
+    return 1 + like > len(before) // 2 and like == sum(are_alike(ops, last) for ops in before)
 
 
 def largest(recorder: Recorder) -> int:
@@ -205,7 +205,7 @@ def alike_with(recorder: Recorder, which: int) -> list[int]:
     maybe on tensors of other sizes.
     """
     wanted, count = operators(recorder, which), len(recorder.cuts) - 1
-    return [n for n in range(count) if _alike(operators(recorder, n), wanted, False)]
+    return [n for n in range(count) if are_alike(operators(recorder, n), wanted)]
 
 
 def made(recorder: Recorder, which: int) -> int:
@@ -217,6 +217,11 @@ def operators(recorder: Recorder, which: int) -> list[Op]:
     """Those of an iteration of a finished recording."""
     first, after = recorder.cuts[which : which + 2]
     return recorder.ops[first:after]
+
+
+def are_alike(before: list[Op], ops: list[Op]) -> bool:
+    """Whether these operators are those, maybe on tensors of other sizes."""
+    return _alike(before, ops, False)
 
 
 def _alike(before: list[Op], ops: list[Op], sizes: bool = True) -> bool:

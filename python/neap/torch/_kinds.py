@@ -42,9 +42,9 @@ class Kinds:
         """Iterations in a row that were not as planned."""
         self._reasons: set[tuple[str, int]] = set()
         """Why, and how many tensors they saved."""
+        self._larger = 0
+        """Iterations that were larger than the plan's, in a row or not."""
         self._patience = PATIENCE
-        self._outgrown = False
-        """Whether a plan for the largest iteration was soon too small, so that another would be."""
         self._changes = scout > 0
         """Whether iterations that were not as planned were unlike each other, so that a pair that
         is alike says little.
@@ -71,23 +71,27 @@ class Kinds:
         if why is None or why == FITS:
             self._different = 0
             self._reasons.clear()
-        elif why != LARGER or not self._outgrown:
+        elif why == LARGER:
+            self._larger += 1
+        else:
             self._different += 1
             self._reasons.add((why, saved))
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether too many iterations in a row were not as planned: they are to be watched."""
-        return self._different >= self._patience
+        """Whether too many iterations were not as planned: they are to be watched."""
+        return max(self._different, self._larger) >= self._patience
 
-    def watch_anew(self, schedule: Schedule) -> int:
+    def watch_anew(self, schedule: Schedule) -> str:
         """They are watched, as too many differ from this plan: how many did."""
-        different, self._different = self._different, 0
+        why = f"{self._different} iterations in a row differ"
+        if self._larger >= self._patience:
+            why = f"{self._larger} iterations were larger than the plan's"
+        self._different = self._larger = 0
         self._changes = schedule.varies or len(self._reasons) > 1
-        self._outgrown = schedule.varies
         self._patience *= 2
         self._reasons.clear()
-        return different
+        return why
 
     # -- while they are watched
 

@@ -87,13 +87,14 @@ def needs(recorder: Recorder, found: Iteration, seldom: int) -> Needs:
     needed = most_made = made = 0
     seen, since = None, seldom
     for place, (node, stands) in enumerate(zip(found.nodes, found.resident())):
-        made += sum(blocks(storage.bytes) for storage in node.makes)
+        makes = sum(blocks(storage.bytes) for storage in node.makes)
+        if place in passes:  # Before the operator runs.
+            if since >= seldom:
+                seen, since, made = stands - makes - blocks(node.workspace), 0, 0
+            since += passes[place]
+        made += makes
         if seen is not None:
             needed, most_made = max(needed, stands - seen), max(most_made, made)
-        if place in passes:
-            if since >= seldom:
-                seen, since, made = stands, 0, 0
-            since += passes[place]
     return Needs(needed, most_made, found.peak - _saved(recorder, found))
 
 

@@ -7,18 +7,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neap.torch._calls import View
-from neap.torch._graph import Iteration, alike_with, iteration, largest, operators
+from neap.torch._graph import Iteration, alike_with, are_alike, iteration, largest, operators
 from neap.torch._recorder import Recorder
 from neap.torch._storage import Storage
 from neap.torch._wanted import bytes_of
 
 
-def widest(recorder: Recorder, name: str) -> Iteration:
+Watched = tuple[Recorder, Iteration]
+
+
+def widest(recorder: Recorder, name: str, former: Watched | None = None) -> Iteration:
     """The iterations of the last one's kind as one.
 
     Args:
         recorder: a finished recording.
         name: the graph's name.
+        former: an earlier recording, and what this gave for it; it counts if it is of the same kind.
 
     Raises:
         ValueError: if no iteration was recorded.
@@ -26,10 +30,14 @@ def widest(recorder: Recorder, name: str) -> Iteration:
     which = largest(recorder)
     alike = [n for n in alike_with(recorder, which) if n != which]
     found = iteration(recorder, name, which, True)
-    if not found.steady or not alike:
+    if not found.steady:
         return found
     for number in alike:
-        _widen(recorder, which, number)
+        _widen(recorder, which, recorder, number)
+    if former is not None:
+        before, number = former[0], former[1].which
+        if are_alike(operators(before, number), operators(recorder, which)):
+            _widen(recorder, which, before, number)
     wide = iteration(recorder, name, which, True)
     for node, before in zip(wide.nodes, found.nodes):
         node.workspace = before.workspace
@@ -38,17 +46,16 @@ def widest(recorder: Recorder, name: str) -> Iteration:
     return wide
 
 
-def _widen(recorder: Recorder, which: int, other: int) -> None:
-    """Tensors of one iteration become as large as they are in the other."""
-    for op, twin in zip(operators(recorder, which), operators(recorder, other)):
+def _widen(recorder: Recorder, which: int, other: Recorder, number: int) -> None:
+    """Tensors of one iteration become as large as they are in the other, if they are smaller."""
+    for op, twin in zip(operators(recorder, which), operators(other, number)):
         for storage, like in zip([*op.makes, *op.reads], [*twin.makes, *twin.reads]):
             if not storage.persistent and like.bytes > storage.bytes:
                 _become(storage, like)
-    saved = ([s for s in recorder.packs if s.iteration == n] for n in (which, other))
-    for one, like_it in zip(*saved):
+    both = ((recorder, which), (other, number))
+    for one, like_it in zip(*([s for s in r.packs if s.iteration == n] for r, n in both)):
         one.view = _wider(one.view, like_it.view)
-    calls = ([c for c in recorder.calls if c.iteration == n] for n in (which, other))
-    for call, like_call in zip(*calls):
+    for call, like_call in zip(*([c for c in r.calls if c.iteration == n] for r, n in both)):
         views: Iterable[tuple[View | None, View | None]] = zip(call.views, like_call.views)
         call.views = [a if a is None or b is None else _wider(a, b) for a, b in views]
 
