@@ -9,7 +9,7 @@ import pytest
 from neap.torch import _graph
 from neap.torch._kinds import Kinds
 from neap.torch._runtime import LARGER
-from neap.torch._sizes import _most
+from neap.torch._sizes import Seen, _most, fits
 
 
 def recorded(names: str) -> Any:
@@ -104,6 +104,8 @@ def test_steps_in_turn_end_an_iteration_together() -> None:
         ([(10, 100), (20, 200), (30, 300)], (4, 24)),  # On the line between two.
         ([(10, 100), (20, 200)], (4, 20)),  # All that were seen.
         ([(10, 300), (20, 400)], None),
+        ([(10, 100), (10, 400)], None),  # One of this size does not.
+        ([(10, 100), (20, 200), (20, 400)], (4, 14)),
         ([(10, 100), (20, 400), (30, 200)], (4, 14)),  # A larger one that fits shows nothing.
     ],
 )
@@ -111,3 +113,12 @@ def test_what_is_no_larger_than_what_fitted_fits(
     seen: list[tuple[int, int]], fits: tuple[int, int] | None
 ) -> None:
     assert _most(seen, 4, 240) == fits
+
+
+def test_the_saved_tensor_that_tells_most_iterations_apart_says_which_fit() -> None:
+    rows = [(9, 1, 100), (2, 5, 300), (5, 2, 150), (7, 3, 200)]  # The second size decides.
+    watched = [Seen((4, first, second), 1, peak) for first, second, peak in rows]
+    assert fits(watched, 300, 210) == (2, 3 + (210 - 200) * 2 // 100)
+    assert fits(watched, 300, 90) is None
+    made = [Seen((size,), size, 0) for size in (10, 20, 40)]  # Nothing is measured on the CPU.
+    assert fits(made, 400, 200) == (0, 20)

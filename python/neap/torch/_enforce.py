@@ -228,6 +228,10 @@ class Enforcement:
         reserved = self.peak_reserved()
         return min(reserved - limit, 0) if reserved <= self._mark[1] else reserved - limit
 
+    def is_over(self, budget: int) -> bool:
+        """Whether the last iteration reserved more than ``budget``, or more is reserved still."""
+        return self.over(budget) > 0 or self._statistic("reserved_bytes.all.current") > budget
+
     def give_back(self, most: int) -> bool:
         """After what did not run by the plan: gives back what the allocator keeps, if it reserved
         more than ``most`` bytes, and measures anew; whether it did.

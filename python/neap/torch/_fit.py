@@ -36,7 +36,7 @@ from neap.torch._runtime import FITS, LARGER, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
-from neap.torch._sizes import fits, needs
+from neap.torch._sizes import fits, needs, seen
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._tally import Tally
@@ -51,6 +51,9 @@ _ATTEMPTS = 12
 """The most iterations that are watched for two in a row that are alike."""
 
 _VARIES = "sizes vary: the plan is for the largest that were watched"
+
+_REASONS = 32
+"""Iterations that differ for more reasons are counted together."""
 
 _UNKNOWN = "a6000"
 """The device whose times count where nothing says which."""
@@ -217,10 +220,10 @@ class Fit:
             # Hooks that are taken away inside backward are there again when it has ended.
             self.watch.after_backward.append(lambda: self._close_later(bring_back))
         elif not self._closed and not self._off:
+            self._plan_with_what_came()
             if self._kinds.begun:
                 self._count("the script ended within an iteration", self._kinds.begun)
                 self._kinds.begin(1)
-            self._plan_with_what_came()
             self.report()
             self._closed = True
             _ACTING.remove(self)
@@ -410,7 +413,7 @@ class Fit:
             why = self.runtime.end()
             self._leftovers.ended()
             self._kinds.ran(why, self.runtime.count)
-            self._tell(why is None, self.schedule.limit)
+            self._tell(why is None, self.schedule.budget_bytes)
             if why is None:
                 self._proved()
                 self._report.planned += self._kinds.period
@@ -457,8 +460,8 @@ class Fit:
         """Counts an iteration that was not watched."""
         runtime = self.runtime
         way = "by_plan" if by_plan else "on_demand" if runtime.policy.left else ""
-        over = limit is not None and limit > 0 and self.enforcement.over(limit) > 0
-        self._tally.ended(runtime.count, runtime.saved_bytes, way, over)
+        over = bool(limit) and self.enforcement.is_over(limit or 0)
+        self._tally.ended(runtime.count, runtime.saved_bytes, way, over, self._kinds.period)
 
     def _proved(self) -> None:
         """The plan is this script's, and there are states now."""
@@ -500,7 +503,10 @@ class Fit:
 
     def _count(self, why: str, times: int | None = None) -> None:
         steps = self._kinds.period if times is None else times
-        self._report.unplanned[why] = self._report.unplanned.get(why, 0) + steps
+        known = self._report.unplanned
+        if why not in known and len(known) >= _REASONS:
+            why = "of other differences"
+        known[why] = known.get(why, 0) + steps
 
     def _give_up(self, why: str) -> None:
         self._stop_recording()
@@ -518,6 +524,7 @@ class Fit:
         """There is no plan for what was watched: saved tensors leave on demand."""
         self._give_up(why)
         if self.schedule is None and not self._joined:
+            self.runtime.begin()
             peak = max([*recorder.peaks, found.peak])
             budget = self.search.budget(peak)
             self._unplanned.begin(budget, peak, self.watch, self._optimizers)
@@ -594,6 +601,7 @@ class Fit:
         self._stop_recording()
         name = type(self._models[0]).__name__ if self._models else "job"
         try:
+            watched = seen(recorder) if self._kinds.varies else []
             if self._kinds.varies:
                 found = widest(recorder, name, self._widest)
                 self._widest = recorder, found
@@ -632,7 +640,7 @@ class Fit:
             offer = self._joined.join(planner)
             if self._kinds.varies:
                 limit = self.search.budget(planner.unplanned) - self.search.margin
-                planner.fits = fits(recorder, found, limit)
+                planner.fits = fits(watched, found.peak, limit)
             schedule = self.search.plan(planner)
         except PlanError as error:
             self._give_up_plan(str(error), recorder, found)

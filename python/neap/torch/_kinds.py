@@ -75,7 +75,8 @@ class Kinds:
             self._larger += 1
         else:
             self._different += 1
-            self._reasons.add((why, saved))
+            if len(self._reasons) < self._patience:
+                self._reasons.add((why, saved))
 
     @property
     def out_of_patience(self) -> bool:

@@ -181,13 +181,13 @@ def _on_a_thread(work: Callable[[], _Made]) -> _Made:
     thread = threading.Thread(target=make)
     try:
         thread.start()
+        thread.join()
     except RuntimeError:  # The interpreter ends, and starts no thread any more.
         return work()
-    try:
-        thread.join()
     except BaseException:
         _stop()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         raise
     if failed:
         raise failed[0]

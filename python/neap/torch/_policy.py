@@ -21,6 +21,7 @@ from neap.torch._lane import Lane
 from neap.torch._pinned import HostPool, Region
 from neap.torch._schedule import PAGE, UNKNOWN, Needs
 from neap.torch._spill import Spill
+from neap.torch._tensors import bytes_of_elements
 
 LOOKS = 128
 """What stands is measured anew when this part of the limit has been saved since."""
@@ -152,9 +153,15 @@ class Policy(Spill):
             self.margin = min(self.margin * size // max(known, 1), self.limit // 2)
             self._jump = min(self._jump * size // max(known, 1), self.limit // 2)
 
+    def begin_iteration(self) -> None:
+        """Nothing was looked at in this iteration yet."""
+        self._counts.trims += self._trims
+        self._room = self._since = self._reserved = self._pieces = self._trims = 0
+        self._growth = self._growth * 7 // 8
+
     def ended(self, over: int) -> None:
-        """An iteration has ended, in which the allocator reserved ``over`` bytes more than the
-        limit, or less.
+        """An iteration by the policy has ended, in which the allocator reserved ``over`` bytes more
+        than the limit, or less.
         """
         if over > 0 and self.limit:
             self.margin = min(self.margin + over + PAGE, self.limit // 2)
@@ -165,8 +172,7 @@ class Policy(Spill):
             self._in.settle()
         self._forget_the_dead()
         self._early = max(self.left, self._early * 7 // 8)
-        self.left = self._sent = self._room = self._since = 0
-        self._reserved, self._growth, self._pieces = 0, self._growth * 7 // 8, 0
+        self.left = self._sent = 0
         self.short, self._expects, self._begun = False, True, False
 
     def _forget_the_dead(self) -> None:
@@ -184,8 +190,7 @@ class Policy(Spill):
         """Between iterations whose sizes vary: what the last one left free goes back to the device
         if the next one could not reserve much beside it.
         """
-        self._counts.trims += self._trims
-        self._trims = self._pieces = 0
+        self._pieces = 0
         if self.limit and self.device == "cuda":
             standing, reserved = given_out_and_reserved()
             self._give_back(standing, reserved, self.limit // SPARE)
@@ -238,7 +243,7 @@ class Policy(Spill):
         on which the first tensor was saved, and captures no graph.
         """
         if self._home is None:
-            return True
+            return self.device != "cuda" or not _capturing()
         index, stream = self._home
         return torch.cuda.current_device() == index and _raw(index) == stream and not _capturing()
 
@@ -256,8 +261,8 @@ class Policy(Spill):
         """A plan saves this tensor or asks for it, in an iteration of other sizes than those before
         it: free memory may fit into none of its pieces.
         """
-        self._since += tensor.nbytes
-        if self.limit and self._is_time() and self._is_home():
+        self._since += bytes_of_elements(tensor)
+        if self.device == "cuda" and self._is_time() and self._is_home():
             self._measure()
 
     def _is_time(self) -> bool:
@@ -277,8 +282,9 @@ class Policy(Spill):
             self._reserved = reserved
             jump = max(self._growth, self._jump)
             reserved = self._give_back(standing, reserved, max(jump, self._needs.made))
-            # What lies in pieces between others may not do for what comes next.
-            standing = max(standing, reserved + jump - self._most() + most)
+            if self._trims < _TRIMS:
+                # What lies in pieces between others may not do for what comes next.
+                standing = max(standing, reserved + jump - self._most() + most)
         else:
             standing = self._needs.beside + self._held()
         self._room = most - standing

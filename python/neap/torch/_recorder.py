@@ -164,8 +164,8 @@ class Recorder(TorchDispatchMode):
         self._name()
 
     def uncut(self) -> None:
-        """Nothing came after the last cut, which :meth:`stop` makes again."""
-        self.cuts.pop()
+        """What came after the last cut is forgotten; :meth:`stop` makes that again."""
+        del self.ops[self.cuts.pop() :]
         if self._statistics:
             self.allocated.pop()
             self._peak = self.peaks.pop() if self.peaks else 0

@@ -30,6 +30,7 @@ from neap.torch._remake import Made, Remakes
 from neap.torch._schedule import Due, Schedule, due
 from neap.torch._spill import is_small
 from neap.torch._storage import PLAIN, blocks
+from neap.torch._tensors import bytes_of_elements
 from neap.torch._timeline import Timeline
 from neap.torch._turns import Turns
 from neap.torch._versions import changed
@@ -165,6 +166,7 @@ class Runtime:
             self._in.settle()
         self.count = self.saved_bytes = 0
         self.diverged = None
+        self.policy.begin_iteration()
         self.recompute.begin()
         self._backwards = 0
         self.loans.begin()
@@ -252,18 +254,24 @@ class Runtime:
         schedule = self.schedule
         if schedule is not None and self.diverged is None:
             why = differs(schedule.expected, number, tensor, schedule.varies)
+            if why is None and number == self._fits[0] and tensor.nbytes <= self._fits[1]:
+                why = FITS
+                self.policy.expects_nothing()
             if why is not None:
-                self.diverge(why)
+                self.diverge(why, number)
         if self._varies or self.diverged is not None:
-            self.saved_bytes += tensor.nbytes
+            self.saved_bytes += bytes_of_elements(tensor)
         return number
 
-    def diverge(self, why: str) -> None:
-        """The rest of the iteration runs with everything kept."""
+    def diverge(self, why: str, known: int | None = None) -> None:
+        """The rest of the iteration runs with everything kept. The first ``known`` saved tensors
+        were as expected, or all until now.
+        """
         if self.diverged is None:
             self.diverged = why
-            if not self._varies:  # Those before this one were as expected.
-                self.saved_bytes = self._before[max(0, min(self.count, len(self._before)) - 1)]
+            if not self._varies:
+                known = self.count if known is None else known
+                self.saved_bytes = self._before[min(known, len(self._before) - 1)]
             self._rest()
             self.differs()
 
@@ -319,16 +327,17 @@ class Runtime:
             assert schedule is not None
             why = differs(schedule.expected, number, tensor, schedule.varies)
             if why is not None:
-                self.diverge(why)
+                self.diverge(why, number)
                 return self._spilled(tensor)
             known = bytes_of(schedule.expected[number][0])
-            if tensor.nbytes > known and not is_small(tensor.nbytes):
-                self.outgrown(tensor.nbytes, known)
+            size = bytes_of_elements(tensor)
+            if size > known and not is_small(size):
+                self.outgrown(size, known)
                 return self._spilled(tensor)
             if keep == self._hold_all:
                 keep = self._hold
         if number == self._fits[0] and tensor.nbytes <= self._fits[1]:
-            self.diverge(FITS)
+            self.diverge(FITS, number)
             self.policy.expects_nothing()
             return self._spilled(tensor)
         if keep is not None:
@@ -339,7 +348,7 @@ class Runtime:
             # A tensor that keeps itself would never be freed.
             packed = (tensor.detach(), number, tensor._version)
         if self._varies and self.diverged is None:
-            self.saved_bytes += tensor.nbytes
+            self.saved_bytes += bytes_of_elements(tensor)
             self.policy.passes(tensor)
         if self.pages.moves:
             self.pages.saved(tensor, packed)
@@ -352,12 +361,13 @@ class Runtime:
     def _unexpected(self, number: int, tensor: torch.Tensor) -> Any:
         """A tensor is saved in an iteration without a plan, or after all that were expected."""
         if self.schedule is not None and self.diverged is None:
-            self.diverge(f"more than {len(self.schedule.expected)} saved tensors")
+            expected = len(self.schedule.expected)
+            self.diverge(f"more than {expected} saved tensors", expected)
         return self._spilled(tensor)
 
     def _spilled(self, tensor: torch.Tensor) -> Any:
         """A tensor is kept, on the host where that is asked for."""
-        self.saved_bytes += tensor.nbytes
+        self.saved_bytes += bytes_of_elements(tensor)
         packed = self.policy.pack(tensor)
         return kept(tensor) if packed is None else packed
 
@@ -451,7 +461,8 @@ class Runtime:
             if schedule.varies and size > one.size:
                 self.outgrown(size, one.size)
                 return self._spilled(tensor)
-            self.diverge(f"saved tensor {place} can't be made again by {one.node}")
+            self.diverge(f"saved tensor {place} can't be made again by {one.node}", place)
+            self.saved_bytes += bytes_of_elements(tensor)
             return kept(tensor, place)
         return made
 

@@ -147,11 +147,6 @@ def _install() -> Script | None:
         say(f"neap: {why}")
         return None
     asked = os.environ.get
-    folder = asked("NEAP_TORCH_DIR")
-    if asked("NEAP_TORCH_CARD") == "1" and folder:
-        # The script was started to say what it runs on.
-        _write(Path(folder) / f"card-{os.getpid()}", _card())
-        os._exit(0)
     try:
         plan = asked("NEAP_TORCH_PLAN")
         schedule = Schedule.load(plan) if plan else None
@@ -183,6 +178,7 @@ def _install() -> Script | None:
         sys.exit(2)
     if asked("NEAP_TORCH_PLAN_ONLY") == "1":
         fitted.watch.after_step.append(lambda optimizer: _end_if_settled(fitted))
+    folder = asked("NEAP_TORCH_DIR")
     return Script(fitted, Path(folder) if folder else None)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from neap.torch._graph import Iteration, alike_with, made
 from neap.torch._recorder import Recorder
@@ -13,23 +15,52 @@ from neap.torch._storage import blocks
 from neap.torch._wanted import bytes_of
 
 
-def fits(recorder: Recorder, found: Iteration, limit: int) -> Fits | None:
+@dataclass(frozen=True)
+class Seen:
+    """What was watched of one iteration.
+
+    Attributes:
+        sizes: the bytes of each tensor that autograd saved.
+        made: the bytes of all that the iteration made.
+        peak: what it needed, as measured; 0 where nothing is, on the CPU.
+    """
+
+    sizes: tuple[int, ...]
+    made: int
+    peak: int
+
+
+def seen(recorder: Recorder) -> list[Seen]:
+    """The iterations of a finished recording that are of the last one's kind."""
+    # What is measured of the first one may be of those before.
+    numbers = [n for n in alike_with(recorder, len(recorder.cuts) - 2) if n > 0]
+    peaks = recorder.peaks
+    return [
+        Seen(
+            tuple(bytes_of(one.view) for one in recorder.packs if one.iteration == n),
+            made(recorder, n),
+            peaks[n] if n < len(peaks) else 0,
+        )
+        for n in numbers
+    ]
+
+
+def fits(watched: Sequence[Seen], most: int, limit: int) -> Fits | None:
     """By which saved tensor an iteration shows that it needs no more than ``limit`` bytes; nothing
     if none of those that were watched did.
 
     Args:
-        recorder: a finished recording.
-        found: one of its iterations; those of its kind are compared.
+        watched: iterations of one kind.
+        most: what the largest of them needs.
         limit: the bytes.
     """
-    # What is measured of the first one may be of those before.
-    numbers = [number for number in alike_with(recorder, found.which) if number > 0]
-    peaks = [_peak(recorder, number, found) for number in numbers]
+    largest = max((one.made for one in watched), default=0)
+    peaks = [one.peak or most * one.made // max(largest, 1) for one in watched]
     best, most_fit = None, 0
-    seen_before: set[tuple[int, ...]] = set()
-    for place, sizes in enumerate(zip(*(_bytes(recorder, number) for number in numbers))):
-        if len(set(sizes)) > 1 and sizes not in seen_before:
-            seen_before.add(sizes)
+    looked: set[tuple[int, ...]] = set()
+    for place, sizes in enumerate(zip(*(one.sizes for one in watched))):
+        if len(set(sizes)) > 1 and sizes not in looked:
+            looked.add(sizes)
             one = _most(sorted(zip(sizes, peaks)), place, limit)
             fit = 0 if one is None else sum(size <= one[1] for size in sizes)
             if fit > most_fit:  # Of several the first, which is saved earliest.
@@ -44,27 +75,17 @@ def _most(seen: Sequence[tuple[int, int]], place: int, limit: int) -> Fits | Non
     fitting = 0
     while fitting < len(seen) and seen[fitting][1] <= limit:
         fitting += 1
+    # What is no larger than one that does not fit shows nothing.
+    while 0 < fitting < len(seen) and seen[fitting - 1][0] == seen[fitting][0]:
+        fitting -= 1
     if fitting == 0:
         return None
     most, peak = seen[fitting - 1]
     if fitting < len(seen):
-        next_most, next_peak = seen[fitting]
+        next_most = seen[fitting][0]
+        next_peak = max(peak for size, peak in seen if size == next_most)
         most += (limit - peak) * (next_most - most) // (next_peak - peak)
     return place, most
-
-
-def _bytes(recorder: Recorder, which: int) -> list[int]:
-    """The bytes of each tensor that autograd saved in an iteration."""
-    return [bytes_of(one.view) for one in recorder.packs if one.iteration == which]
-
-
-def _peak(recorder: Recorder, number: int, found: Iteration) -> int:
-    """What the iteration of this number needed, as measured; on the CPU, where nothing is, by what
-    it made.
-    """
-    if recorder.peaks:
-        return recorder.peaks[number]
-    return found.peak * made(recorder, number) // made(recorder, found.which)
 
 
 def needs(recorder: Recorder, found: Iteration, seldom: int) -> Needs:
@@ -84,21 +105,30 @@ def needs(recorder: Recorder, found: Iteration, seldom: int) -> Needs:
             for at in (one.packed + 1, one.unpacked, one.last_unpacked):
                 if at in found.place:
                     passes[found.place[at]] += storage.bytes
-    needed = most_made = made = 0
+    needed = most_made = made = beside = 0
     seen, since = None, seldom
-    for place, (node, stands) in enumerate(zip(found.nodes, found.resident())):
+    saved = _saved(recorder, found)
+    resident = found.resident()
+    more = max(found.peak - max(resident, default=0), 0)
+    for place, (node, stands) in enumerate(zip(found.nodes, resident)):
         makes = sum(blocks(storage.bytes) for storage in node.makes)
         if place in passes:  # Before the operator runs.
             if since >= seldom:
                 seen, since, made = stands - makes - blocks(node.workspace), 0, 0
+                beside = max(beside, seen - saved[place])
             since += passes[place]
         made += makes
         if seen is not None:
             needed, most_made = max(needed, stands - seen), max(most_made, made)
-    return Needs(needed, most_made, found.peak - _saved(recorder, found))
+    return Needs(needed, most_made, beside + more)
 
 
-def _saved(recorder: Recorder, found: Iteration) -> int:
-    """The bytes of all that autograd saved and that does not last."""
+def _saved(recorder: Recorder, found: Iteration) -> list[int]:
+    """The bytes that stand during each operator of what autograd saved and may leave."""
     storages = {one.storage for one in recorder.packs if one.iteration == found.which}
-    return sum(one.bytes for one in storages if one is not None and not one.persistent)
+    change = [0] * (len(found.nodes) + 1)
+    for life in found.lives.values():
+        if life.storage in storages and life.storage.bytes >= SMALLEST:
+            change[life.born or 0] += blocks(life.storage.bytes)
+            change[min(life.death, len(found.nodes))] -= blocks(life.storage.bytes)
+    return list(accumulate(change))

@@ -38,8 +38,8 @@ class Tally:
     def __init__(self) -> None:
         self._found: dict[int, tuple[Kind, Counter[int]]] = {}
 
-    def ended(self, tensors: int, saved: int, way: str, over: bool) -> None:
-        """An iteration has ended.
+    def ended(self, tensors: int, saved: int, way: str, over: bool, steps: int = 1) -> None:
+        """An iteration of so many steps has ended.
 
         Args:
             tensors: how many tensors autograd saved in it.
@@ -50,18 +50,18 @@ class Tally:
         if tensors not in self._found and len(self._found) >= _MOST:
             tensors = -1
         kind, sizes = self._found.setdefault(tensors, (Kind(tensors), Counter()))
-        kind.iterations += 1
-        kind.over += over
+        kind.least_bytes = min(saved, kind.least_bytes) if kind.iterations else saved
+        kind.iterations += steps
+        kind.over += steps * over
         if way:
-            setattr(kind, way, getattr(kind, way) + 1)
-        kind.least_bytes = min(saved, kind.least_bytes) if kind.iterations > 1 else saved
+            setattr(kind, way, getattr(kind, way) + steps)
         kind.most_bytes = max(saved, kind.most_bytes)
         sizes[saved >> 20] += 1
 
     def all(self) -> list[Kind]:
         """The kinds, that of most iterations first."""
         for kind, sizes in self._found.values():
-            half, seen = kind.iterations // 2, 0
+            half, seen = sum(sizes.values()) // 2, 0
             for mib, count in sorted(sizes.items()):
                 seen += count
                 if seen > half:

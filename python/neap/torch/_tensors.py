@@ -81,6 +81,11 @@ def is_subclass(tensor: torch.Tensor) -> bool:
     return is_subclass_type(type(tensor))
 
 
+def bytes_of_elements(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's elements; 0 for one that does not say."""
+    return tensor.nbytes if tensor.layout is torch.strided else 0
+
+
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides; empty for a tensor without."""
     return tuple(tensor.stride()) if tensor.layout == torch.strided else ()

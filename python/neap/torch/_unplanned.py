@@ -10,7 +10,7 @@ from neap.torch._enforce import Enforcement
 from neap.torch._policy import Policy
 from neap.torch._report import Report
 from neap.torch._schedule import PAGE, Schedule
-from neap.torch._states import SMALLEST
+from neap.torch._states import SMALLEST, divisible
 from neap.torch._updates import Updates
 from neap.torch._watch import Watch, named_tensors
 
@@ -103,6 +103,8 @@ class Unplanned:
 
     def _send_states(self, watch: Watch, optimizers: list[Optimizer]) -> None:
         self._missed = _STATES_STAY + 1
+        if not all(map(divisible, optimizers)):
+            return
         names = {
             name
             for role, name, tensor in named_tensors(watch, optimizers)

@@ -12,7 +12,6 @@ from neap.torch._recorder import Recorder
 from neap.torch._storage import Storage
 from neap.torch._wanted import bytes_of
 
-
 Watched = tuple[Recorder, Iteration]
 
 
@@ -22,7 +21,7 @@ def widest(recorder: Recorder, name: str, former: Watched | None = None) -> Iter
     Args:
         recorder: a finished recording.
         name: the graph's name.
-        former: an earlier recording, and what this gave for it; it counts if it is of the same kind.
+        former: an earlier recording, and what this gave for it; it counts if its kind is the same.
 
     Raises:
         ValueError: if no iteration was recorded.
@@ -39,8 +38,8 @@ def widest(recorder: Recorder, name: str, former: Watched | None = None) -> Iter
         if are_alike(operators(before, number), operators(recorder, which)):
             _widen(recorder, which, before, number)
     wide = iteration(recorder, name, which, True)
-    for node, before in zip(wide.nodes, found.nodes):
-        node.workspace = before.workspace
+    for node, alone in zip(wide.nodes, found.nodes):
+        node.workspace = alone.workspace
     wide.base = found.base
     wide.peak = max(found.peak, *wide.resident())
     return wide
@@ -49,7 +48,8 @@ def widest(recorder: Recorder, name: str, former: Watched | None = None) -> Iter
 def _widen(recorder: Recorder, which: int, other: Recorder, number: int) -> None:
     """Tensors of one iteration become as large as they are in the other, if they are smaller."""
     for op, twin in zip(operators(recorder, which), operators(other, number)):
-        for storage, like in zip([*op.makes, *op.reads], [*twin.makes, *twin.reads]):
+        pairs = [*zip(op.makes, twin.makes), *zip(op.reads, twin.reads)]
+        for storage, like in pairs:
             if not storage.persistent and like.bytes > storage.bytes:
                 _become(storage, like)
     both = ((recorder, which), (other, number))

@@ -10,6 +10,10 @@ pub struct Present {
     pub name: String,
     /// Its memory in bytes, from the driver.
     pub memory_bytes: Bytes,
+    /// Its compute capability, major × 10 + minor.
+    pub capability: u32,
+    /// How many multiprocessors it has.
+    pub multiprocessors: u32,
 }
 
 /// Every CUDA device, in the driver's order.
@@ -18,6 +22,7 @@ pub struct Present {
 /// One sentence for the user, when there is no driver, no device, or the driver fails.
 #[cfg(feature = "cuda")]
 pub fn cuda_devices() -> Result<Vec<Present>, String> {
+    use cudarc::driver::sys::CUdevice_attribute as Attribute;
     use cudarc::driver::{result, sys};
 
     // SAFETY: the call only checks whether the driver's library can be opened.
@@ -49,7 +54,21 @@ pub fn cuda_devices() -> Result<Vec<Present>, String> {
             // SAFETY: `device` was returned by `get` just above.
             let memory = unsafe { result::device::total_mem(device) }
                 .map_err(fail("read a device's memory size"))?;
-            Ok(Present { name, memory_bytes: Bytes(memory as u64) })
+            let attribute = |which| {
+                // SAFETY: `device` was returned by `get` above.
+                let found = unsafe { result::device::get_attribute(device, which) };
+                found.map_err(fail("describe a device")).map(i32::unsigned_abs)
+            };
+            let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+            let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+            Ok(Present {
+                name,
+                memory_bytes: Bytes(memory as u64),
+                capability: major * 10 + minor,
+                multiprocessors: attribute(
+                    Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                )?,
+            })
         })
         .collect()
 }

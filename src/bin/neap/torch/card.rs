@@ -1,8 +1,9 @@
 //! The card that a script runs on, as PyTorch described it.
 
+use std::env;
 use std::path::Path;
 
-use neap::device::builtin;
+use neap::device::{builtin, present};
 use neap::units::Bytes;
 use serde::Deserialize;
 
@@ -40,6 +41,35 @@ impl Card {
         card.available_bytes =
             card.available_bytes.filter(|bytes| *bytes <= Memory::UNLIMITED.total.0);
         card
+    }
+
+    /// The first GPU of this machine, or the dry device where this runs inside `neap dry`.
+    ///
+    /// # Errors
+    /// Why there is none, in a sentence.
+    pub fn here() -> Result<Self, String> {
+        let number = |name: &str| env::var(name).ok()?.parse::<u64>().ok();
+        let narrow = |n: u64| u32::try_from(n).ok();
+        if let Ok(name) = env::var("NEAP_DRY_NAME") {
+            return Ok(Self {
+                name: Some(name),
+                capability: number("NEAP_DRY_CAPABILITY").and_then(narrow),
+                multiprocessors: number("NEAP_DRY_MULTIPROCESSORS").and_then(narrow),
+                memory_bytes: number("NEAP_DRY_TOTAL_BYTES"),
+                devices: number("NEAP_DRY_DEVICES").and_then(narrow),
+                available_bytes: number("NEAP_DRY_CAPACITY_BYTES"),
+            });
+        }
+        let all = present::cuda_devices()?;
+        let first = all.first().ok_or("the NVIDIA driver finds no device")?;
+        Ok(Self {
+            name: Some(first.name.clone()),
+            capability: Some(first.capability),
+            multiprocessors: Some(first.multiprocessors),
+            memory_bytes: Some(first.memory_bytes.0),
+            devices: u32::try_from(all.len()).ok(),
+            available_bytes: None,
+        })
     }
 
     /// Whether the process found a card.
