@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from neap.torch import _graph
 from neap.torch._kinds import Kinds
 from neap.torch._runtime import LARGER
@@ -25,7 +26,11 @@ def recorded(names: str) -> Any:
         )
         for name in names
     ]
-    return SimpleNamespace(ops=ops, cuts=list(range(len(names))))
+    packs = [
+        SimpleNamespace(iteration=n, node=name.lower(), view=(torch.float32, (1,), (1,), 0))
+        for n, name in enumerate(names)
+    ]
+    return SimpleNamespace(ops=ops, cuts=list(range(len(names))), packs=packs)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +75,15 @@ def test_all_that_are_scouted_are_watched() -> None:
     assert kinds.seen_enough(recorded("Aaa")) and kinds.varies
 
 
-def test_patience_ends_after_iterations_in_a_row() -> None:
+def test_patience_ends_where_iterations_differ_in_a_row_or_often() -> None:
     kinds = Kinds(12)
-    for why in ("it differs",) * 3 + (None,) + ("it differs",) * 3:
+    for why in (*[None] * 40, *["it differs"] * 3):
+        kinds.ran(why, 3)
+        assert not kinds.out_of_patience
+    kinds.ran("it differs", 3)
+    assert kinds.out_of_patience
+    kinds = Kinds(12)
+    for why in (*["it differs"] * 3, None):
         kinds.ran(why, 3)
         assert not kinds.out_of_patience
     kinds.ran("it differs", 3)
@@ -122,3 +133,27 @@ def test_the_saved_tensor_that_tells_most_iterations_apart_says_which_fit() -> N
     assert fits(watched, 300, 90) is None
     made = [Seen((size,), size, 0) for size in (10, 20, 40)]  # Nothing is measured on the CPU.
     assert fits(made, 400, 200) == (0, 20)
+
+
+def test_turns_that_are_planned_for_one_of_them_are_watched_for_all() -> None:
+    kinds, plan = Kinds(12), SimpleNamespace(varies=False)
+    assert kinds.seen_enough(recorded("ccgcc")) and not kinds.turns
+    for _ in range(4):
+        for why in (None, None, None, None, "it differs"):
+            assert not kinds.out_of_patience
+            kinds.ran(why, 3)
+    assert kinds.out_of_patience
+    assert kinds.watch_anew(plan) == "4 of 20 iterations differ"  # type: ignore[arg-type]
+    row = "gccccc" * 3
+    for count in range(2, 18):
+        assert not kinds.seen_enough(recorded(row[:count])) and not kinds.turns
+    kinds.seen_enough(recorded(row))
+    assert kinds.turns == 6
+
+
+def test_a_plan_from_which_few_iterations_differ_stays() -> None:
+    kinds = Kinds(12)
+    for _ in range(30):
+        for why in (*[None] * 8, "it is the last batch of the epoch"):
+            kinds.ran(why, 3)
+            assert not kinds.out_of_patience

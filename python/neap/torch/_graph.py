@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ def iteration(
     _accumulate_in_place(recorder)
     ops = recorder.ops[start:end]
     before = recorder.ops[recorder.cuts[which - 1] : start] if which else []
-    steady = _alike(before, ops, not varies)
+    steady = which > 0 and _is_alike(recorder, which, varies)
     notes = list(recorder.problems)
     nodes, place = _nodes(recorder, ops, start, end, notes)
     found = Iteration(
@@ -153,24 +154,41 @@ def iteration(
     return found
 
 
-def alike_in_kind(recorder: Recorder) -> bool:
-    """Whether the operators since the last cut are those of the iteration before it, maybe on
-    tensors of other sizes.
+def kinds(recorder: Recorder) -> list[Any]:
+    """What tells the iterations' kinds apart: which functions' tensors autograd saved, of which
+    types and ranks. That of the operators since the last cut is the last.
     """
-    before, last = _spans(recorder)[-2:]
-    return are_alike(before, last)
+    found: list[list[Any]] = [[] for _ in recorder.cuts]
+    for one in recorder.packs:
+        dtype, shape, _, _ = one.view
+        found[one.iteration].append((one.node, dtype, len(shape)))
+    return found
 
 
-def period(recorder: Recorder) -> int:
+def main_kind(recorder: Recorder) -> int | None:
+    """The last iteration of the kind that most are of, of those kinds of which two came in a row;
+    nothing if there is none.
+    """
+    all_kinds = kinds(recorder)
+    pairs = enumerate(zip(all_kinds, all_kinds[1:]), start=1)
+    row = [n for n, (before, kind) in pairs if kind and kind == before]
+    return max(row, key=lambda n: (all_kinds.count(all_kinds[n]), n), default=None)
+
+
+def period(recorder: Recorder, alternates: bool = False) -> int:
     """How many iterations in a row repeat, with the operators since the last cut as the last one:
     the least number of which the last rows are alike, two rows of one iteration or three of
-    several, which may be alike by chance; 0 if there is none.
+    several, which may be alike by chance; 0 if there is none. Where a script ``alternates``, rows
+    of several that are not all alike count before one.
     """
     spans = _spans(recorder)
-    for length in range(1, len(spans) // 2 + 1):
+    lengths = list(range(1, len(spans) // 2 + 1))
+    for length in [*lengths[1:], *lengths[:1]] if alternates else lengths:
         rows = 2 if length == 1 else 3
         begin = len(spans) - rows * length
-        if begin >= 0 and all(map(_alike, spans[begin:-length], spans[begin + length :])):
+        if begin < 0 or not all(map(_alike, spans[begin:-length], spans[begin + length :])):
+            continue
+        if not alternates or length == 1 or not all(_alike(spans[-1], s) for s in spans[-length:]):
             return length
     return 0
 
@@ -187,25 +205,26 @@ def mostly_alike(recorder: Recorder) -> bool:
     """
     *before, last = _spans(recorder)
     like = sum(_alike(ops, last) for ops in before)
-    return 1 + like > len(before) // 2 and like == sum(are_alike(ops, last) for ops in before)
+    return 1 + like > len(before) // 2 and like == sum(_alike(ops, last, False) for ops in before)
 
 
 def largest(recorder: Recorder) -> int:
-    """The number of the iteration of a finished recording that made most bytes, of those that ran
-    the operators of the last one, as did the iteration before.
+    """The number of the iteration of a finished recording that made most bytes, of those of the
+    main kind that come after one of it.
     """
-    last = len(recorder.cuts) - 2
-    alike = alike_with(recorder, last)
-    usable = [n for n in alike if n - 1 in alike]
-    return max(usable, key=lambda n: (made(recorder, n), n), default=last)
+    main = main_kind(recorder)
+    if main is None:
+        return len(recorder.cuts) - 2
+    alike = alike_with(recorder, main)
+    return max((n for n in alike if n - 1 in alike), key=lambda n: (made(recorder, n), n))
 
 
 def alike_with(recorder: Recorder, which: int) -> list[int]:
-    """The numbers of the iterations of a finished recording that ran the operators of this one,
-    maybe on tensors of other sizes.
+    """The numbers of the iterations of a finished recording that are of this one's kind, maybe on
+    tensors of other sizes.
     """
-    wanted, count = operators(recorder, which), len(recorder.cuts) - 1
-    return [n for n in range(count) if are_alike(operators(recorder, n), wanted)]
+    found = kinds(recorder)[:-1]
+    return [n for n, kind in enumerate(found) if kind == found[which]]
 
 
 def made(recorder: Recorder, which: int) -> int:
@@ -219,9 +238,13 @@ def operators(recorder: Recorder, which: int) -> list[Op]:
     return recorder.ops[first:after]
 
 
-def are_alike(before: list[Op], ops: list[Op]) -> bool:
-    """Whether these operators are those, maybe on tensors of other sizes."""
-    return _alike(before, ops, False)
+def _is_alike(recorder: Recorder, which: int, varies: bool) -> bool:
+    """Whether the iteration before this one ran the same operators on tensors of the same sizes,
+    or with ``varies`` is of its kind.
+    """
+    if varies:
+        return which - 1 in alike_with(recorder, which)
+    return _alike(operators(recorder, which - 1), operators(recorder, which))
 
 
 def _alike(before: list[Op], ops: list[Op], sizes: bool = True) -> bool:
@@ -233,9 +256,21 @@ def _signature(op: Op, sizes: bool) -> tuple[Any, ...]:
     return op.kind, op.phase, made, len(op.reads)
 
 
+def matched(before: list[Op], ops: list[Op]) -> list[tuple[Op, Op]]:
+    """Each operator with the one that stands for it in another iteration of its kind, which may
+    have run some more or less.
+    """
+    if _alike(before, ops, False):
+        return [*zip(before, ops)]
+    first, second = ([_signature(op, False) for op in one] for one in (before, ops))
+    rows = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    return [(before[a + n], ops[b + n]) for a, b, size in rows for n in range(size)]
+
+
 def _twins(before: list[Op], ops: list[Op]) -> list[tuple[Storage, Storage]]:
     """Each storage that the iteration makes, with the one that stood for it an iteration before."""
-    return [(new, old) for a, b in zip(before, ops) for old, new in zip(a.makes, b.makes)]
+    both = matched(before, ops)
+    return [(new, old) for a, b in both for old, new in zip(a.makes, b.makes)]
 
 
 def _accumulate_in_place(recorder: Recorder) -> None:

@@ -10,6 +10,11 @@ from neap.torch._schedule import Schedule
 FEW = 7
 """The iterations that are watched where their sizes vary; the plan is for the largest of them."""
 
+_OFTEN = 8
+"""Where one in so many iterations differs from the plan, the script may do things in turn."""
+_ROWS = 18
+"""The iterations that are watched for such turns."""
+
 PATIENCE = 4
 """The iterations in a row that differ from the plan after which the script is watched anew. The
 number doubles each time, since watching costs time too.
@@ -40,6 +45,10 @@ class Kinds:
         """Those since the period began."""
         self._different = 0
         """Iterations in a row that were not as planned."""
+        self._others = self._since = 0
+        """Iterations that were not as planned since the plan acts, in a row or not, of how many."""
+        self._alternates = False
+        """Whether such came between others, so that a pair that is alike says little."""
         self._reasons: set[tuple[str, int]] = set()
         """Why, and how many tensors they saved."""
         self._larger = 0
@@ -68,6 +77,7 @@ class Kinds:
 
     def ran(self, why: str | None, saved: int) -> None:
         """An iteration has ended that saved so many tensors and was as planned, or was not: why."""
+        self._since += 1
         if why is None or why == FITS:
             self._different = 0
             self._reasons.clear()
@@ -75,20 +85,25 @@ class Kinds:
             self._larger += 1
         else:
             self._different += 1
+            self._others += 1
             if len(self._reasons) < self._patience:
                 self._reasons.add((why, saved))
 
     @property
     def out_of_patience(self) -> bool:
         """Whether too many iterations were not as planned: they are to be watched."""
-        return max(self._different, self._larger) >= self._patience
+        often = self._others >= self._patience and self._others * _OFTEN >= self._since
+        return max(self._different, self._larger) >= self._patience or (often and self.period == 1)
 
     def watch_anew(self, schedule: Schedule) -> str:
         """They are watched, as too many differ from this plan: how many did."""
         why = f"{self._different} iterations in a row differ"
+        self._alternates = max(self._different, self._larger) < self._patience
+        if self._alternates:
+            why = f"{self._others} of {self._since} iterations differ"
         if self._larger >= self._patience:
             why = f"{self._larger} iterations were larger than the plan's"
-        self._different = self._larger = 0
+        self._different = self._larger = self._others = self._since = 0
         self._changes = schedule.varies or len(self._reasons) > 1
         self._patience *= 2
         self._reasons.clear()
@@ -104,13 +119,14 @@ class Kinds:
         """Whether two iterations in a row were alike, or else some were of one kind, on tensors of
         varying sizes; or there will be no more.
         """
-        recorded, row = len(recorder.cuts), _graph.period(recorder)
+        recorded, row = len(recorder.cuts), _graph.period(recorder, self._alternates)
         self.turns = row if self.period == 1 and row > 1 else 0
         if recorded < 2:
             return False
         alike = row == 1
-        many = recorded >= self._few
-        if alike and self._changes:
+        attempts = max(self._attempts, _ROWS) if self._alternates else self._attempts
+        many = recorded >= (attempts if self._alternates else self._few)
+        if alike and (self._changes or self._alternates):
             alike = many and _graph.mostly_alike(recorder)
-        self.varies = not alike and many and _graph.alike_in_kind(recorder)
-        return alike or self.varies or recorded >= self._attempts
+        self.varies = not alike and many and _graph.main_kind(recorder) is not None
+        return alike or self.varies or recorded >= attempts

@@ -137,12 +137,13 @@ class Report:
             self.notes.append(_OVER if within else _UNMET)
 
     def say_what_is_known(
-        self, tried: int, settled: bool, fits: bool, strayed: int, before: int
+        self, tried: int, looked: int, settled: bool, fits: bool, strayed: int, before: int
     ) -> None:
         """What the measured peaks say of the plan that acts on a device.
 
         Args:
             tried: iterations that ran by it since the allocator is measured for it.
+            looked: iterations that ran by it at all.
             settled: whether it stays.
             fits: whether these iterations kept to the budget.
             strayed: the most bytes reserved by what did not run by it.
@@ -155,7 +156,7 @@ class Report:
             self.notes.append(_RESERVED + size(self.peak_reserved_bytes))
         if not settled:
             self.met = fits and tried > 0
-            self.notes.append(_LOOKING if tried else _UNSEEN)
+            self.notes.append(_LOOKING if looked else _UNSEEN)
         if self.met:
             self.notes = [note for note in self.notes if note not in (_UNMET, _OVER)]
         if before > self.budget_bytes:

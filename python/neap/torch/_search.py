@@ -178,7 +178,8 @@ class Search:
         if before <= schedule.limit:
             self._say(
                 f"neap: {self._enforcement.strayed_reserved} bytes were reserved by what the plan "
-                f"does not cover, more than the budget of {schedule.budget_bytes}; --strict refuses"
+                f"does not cover, more than the budget of {schedule.budget_bytes}"
+                + ("" if self._enforcement.strict else "; --strict refuses that")
             )
 
     def for_another_budget(self, why: str) -> Schedule | None:
@@ -196,7 +197,8 @@ class Search:
         if reserved:
             fits, strayed = self._over(schedule) <= 0, self._enforcement.strayed_reserved
             report.beyond = self._enforcement.beyond
-            report.say_what_is_known(self._tried, self.settled, fits, strayed, self._before)
+            ran = self._tried, self._looked
+            report.say_what_is_known(*ran, self.settled, fits, strayed, self._before)
         elif report.kept_bytes:  # Nothing was measured, and more stands with each iteration.
             report.met = False
         if not self._tried and not self.settled:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from neap.torch._graph import Iteration, alike_with, made
+from neap.torch._graph import Iteration, alike_with, largest, made
 from neap.torch._recorder import Recorder
 from neap.torch._schedule import Fits, Needs
 from neap.torch._spill import SMALLEST
@@ -31,9 +31,9 @@ class Seen:
 
 
 def seen(recorder: Recorder) -> list[Seen]:
-    """The iterations of a finished recording that are of the last one's kind."""
+    """The iterations of a finished recording that are of the main kind."""
     # What is measured of the first one may be of those before.
-    numbers = [n for n in alike_with(recorder, len(recorder.cuts) - 2) if n > 0]
+    numbers = [n for n in alike_with(recorder, largest(recorder)) if n > 0]
     peaks = recorder.peaks
     return [
         Seen(

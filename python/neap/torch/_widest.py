@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neap.torch._calls import View
-from neap.torch._graph import Iteration, alike_with, are_alike, iteration, largest, operators
+from neap.torch._graph import Iteration, alike_with, iteration, kinds, largest, matched, operators
 from neap.torch._recorder import Recorder
 from neap.torch._storage import Storage
 from neap.torch._wanted import bytes_of
@@ -16,7 +16,7 @@ Watched = tuple[Recorder, Iteration]
 
 
 def widest(recorder: Recorder, name: str, former: Watched | None = None) -> Iteration:
-    """The iterations of the last one's kind as one.
+    """The iterations of the main kind as one.
 
     Args:
         recorder: a finished recording.
@@ -35,7 +35,7 @@ def widest(recorder: Recorder, name: str, former: Watched | None = None) -> Iter
         _widen(recorder, which, recorder, number)
     if former is not None:
         before, number = former[0], former[1].which
-        if are_alike(operators(before, number), operators(recorder, which)):
+        if kinds(before)[number] == kinds(recorder)[which]:
             _widen(recorder, which, before, number)
     wide = iteration(recorder, name, which, True)
     for node, alone in zip(wide.nodes, found.nodes):
@@ -47,7 +47,7 @@ def widest(recorder: Recorder, name: str, former: Watched | None = None) -> Iter
 
 def _widen(recorder: Recorder, which: int, other: Recorder, number: int) -> None:
     """Tensors of one iteration become as large as they are in the other, if they are smaller."""
-    for op, twin in zip(operators(recorder, which), operators(other, number)):
+    for op, twin in matched(operators(recorder, which), operators(other, number)):
         pairs = [*zip(op.makes, twin.makes), *zip(op.reads, twin.reads)]
         for storage, like in pairs:
             if not storage.persistent and like.bytes > storage.bytes:
@@ -55,7 +55,11 @@ def _widen(recorder: Recorder, which: int, other: Recorder, number: int) -> None
     both = ((recorder, which), (other, number))
     for one, like_it in zip(*([s for s in r.packs if s.iteration == n] for r, n in both)):
         one.view = _wider(one.view, like_it.view)
-    for call, like_call in zip(*([c for c in r.calls if c.iteration == n] for r, n in both)):
+    theirs = {(c.path, c.number): c for c in other.calls if c.iteration == number}
+    for call in (c for c in recorder.calls if c.iteration == which):
+        like_call = theirs.get((call.path, call.number))
+        if like_call is None:
+            continue
         views: Iterable[tuple[View | None, View | None]] = zip(call.views, like_call.views)
         call.views = [a if a is None or b is None else _wider(a, b) for a, b in views]
 
