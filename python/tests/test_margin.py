@@ -151,7 +151,7 @@ def test_a_plan_is_looked_at_until_memory_lies_as_it_did_before(
             assert not fitted.settled or fitted.report().replans
             job.iteration()
         report = fitted.report()
-    assert report.replans == ["the allocator reserved 8 bytes more than the budget"], report
+    assert report.replans == ["the allocator reserved 8 B more than the budget"], report
 
 
 class Found(Growth):

@@ -27,7 +27,7 @@ def test_iterations_are_counted_by_how_many_tensors_they_saved() -> None:
         "7 saved tensors, 10.0 MiB to 50.0 MiB, median 30.0 MiB: 4 iterations, 1 by the plan, "
         "1 on demand, 2 with all kept; 1 reserved more than the budget" in text
     )
-    assert "9 saved tensors, 5.0 MiB: 1 iterations, 1 by the plan" in text
+    assert "9 saved tensors, 5.0 MiB: 1 iteration, 1 by the plan" in text
 
 
 def test_many_kinds_are_one_at_last() -> None:
@@ -48,7 +48,7 @@ def test_iterations_that_are_all_alike_need_no_line() -> None:
 
 def test_a_report_begins_with_a_budget_that_is_not_met() -> None:
     missed = Report(planned=1, budget_bytes=10 * MIB, peak_reserved_bytes=12 * MIB)
-    first = "neap: the budget of 10.0 MiB is not met: 12.0 MiB were reserved\nneap: 1 iterations"
+    first = "neap: the budget of 10.0 MiB is not met: 12.0 MiB were reserved\nneap: 1 iteration "
     assert str(missed).startswith(first)
     lowest = Report(planned=1, budget_bytes=10 * MIB, predicted_peak_bytes=11 * MIB)
     assert lowest.verdict.endswith("is not met: the lowest plan needs 11.0 MiB")

@@ -122,6 +122,8 @@ class Fit:
         self._planning_ended = False
         self._kinds = Kinds(attempts, scout)
         self._scouts = scout > 0
+        self._said = ""
+        """The line that said which plan acts."""
         self._widest: Watched | None = None
         """The iteration of varying sizes that was planned for last."""
         self._tally = Tally()
@@ -758,4 +760,7 @@ class Fit:
         self._began = time.perf_counter()
         if self._save_plan is not None:
             self._save(schedule, os.fspath(self._save_plan))
-        self._say(acts(schedule))
+        line = acts(schedule)
+        if line.partition("; free memory")[0] != self._said.partition("; free memory")[0]:
+            self._said = line  # Points at which memory is given back come one after another.
+            self._say(line)

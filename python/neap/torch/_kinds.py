@@ -11,7 +11,7 @@ FEW = 7
 """The iterations that are watched where their sizes vary; the plan is for the largest of them."""
 
 _OFTEN = 8
-"""Where one in so many iterations differs from the plan, the script may do things in turn."""
+"""Where one iteration in this many differs from the plan, the script may do things in turn."""
 _ROWS = 18
 """The iterations that are watched for such turns."""
 

@@ -197,7 +197,7 @@ class Report:
         if not kinds or alike:
             return []
         rest = len(kinds) - _LINES
-        more = [f"  and {rest} more kinds of iterations"] if rest > 0 else []
+        more = [f"  and {some(rest, 'more kind')} of iterations"] if rest > 0 else []
         return [*map(_kind_line, kinds[:_LINES]), *more]
 
     def __str__(self) -> str:
@@ -206,7 +206,7 @@ class Report:
             return "\n".join([seen, *(f"  note: {note}" for note in self.notes)])
         lines = [
             *([self.verdict] if self.verdict else []),
-            f"neap: {self.planned} iterations ran by the plan, "
+            f"neap: {some(self.planned, 'iteration')} ran by the plan, "
             f"{sum(self.unplanned.values())} without it",
             *(f"  {count} because: {why}" for why, count in sorted(self.unplanned.items())),
         ]
@@ -242,7 +242,8 @@ class Report:
         )
         if self.recomputed or self.remade:
             lines.append(
-                f"  {self.recomputed} calls of modules and {self.remade} operators ran again; "
+                f"  {some(self.recomputed, 'call')} of modules and "
+                f"{some(self.remade, 'operator')} ran again; "
                 f"{self.compared} saved tensors were compared with what came back"
             )
         if self.early_updates:
@@ -274,27 +275,35 @@ def _kind_line(kind: Kind) -> str:
     how = ", ".join(f"{count} {way}" for count, way in ways if count)
     over = f"; {kind.over} reserved more than the budget" if kind.over else ""
     name = f"{kind.saved_tensors} saved tensors" if kind.saved_tensors >= 0 else "other kinds"
-    return f"  {name}, {saved}: {kind.iterations} iterations, {how}{over}"
+    return f"  {name}, {saved}: {some(kind.iterations, 'iteration')}, {how}{over}"
 
 
 def acts(schedule: Schedule) -> str:
     """The line that says that a plan acts."""
-    count = sum(map(len, schedule.lent))
-    lent = f"{count} parameters leave during backward, " if count else ""
+    lent = sum(map(len, schedule.lent))
+    leaving = f", {some(lent, 'parameter')} during backward" if lent else ""
     points = len(schedule.trims)
-    gives = f"; free memory is given back at up to {points} points" if points else ""
+    gives = f"; free memory is given back at up to {some(points, 'point')}" if points else ""
+    states = len(schedule.away) + sum(map(len, schedule.turns))
     return (
-        f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "
-        f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
-        f"{len(schedule.away) + sum(map(len, schedule.turns))} states are swapped, {lent}"
-        f"{len(schedule.again)} calls and {len(schedule.remade)} operators run again; "
+        f"neap: the plan acts: peak {size(schedule.peak_bytes)} of "
+        f"{size(schedule.unplanned_peak_bytes)}, budget {size(schedule.budget_bytes)}; "
+        f"{some(len(schedule.sizes), 'activation')} and {some(states, 'state')} leave{leaving}, "
+        f"{some(len(schedule.again), 'call')} and {some(len(schedule.remade), 'operator')} again; "
         f"{schedule.time_ns / 1e6:.1f} ms an iteration, "
         f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan{gives}"
     )
 
 
+def some(count: int, what: str) -> str:
+    """A count of things, in words."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def size(count: int) -> str:
-    """Bytes in MiB, in KiB below one MiB."""
+    """Bytes in MiB, in KiB below one MiB, in bytes below one KiB."""
+    if 0 < abs(count) < 1 << 10:
+        return f"{count} B"
     if 0 < abs(count) < 1 << 20:
         return f"{count / 1024:,.1f} KiB"
     return f"{count / (1 << 20):,.1f} MiB"

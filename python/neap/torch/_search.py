@@ -14,7 +14,7 @@ from neap.torch._enforce import Enforcement, Margin
 from neap.torch._meter import drifted, measured_link
 from neap.torch._planning import PlanError, Planner
 from neap.torch._policy import SPARE
-from neap.torch._report import Report
+from neap.torch._report import Report, size
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import PAGE, Schedule
 
@@ -177,8 +177,8 @@ class Search:
         self._tried = 0
         if before <= schedule.limit:
             self._say(
-                f"neap: {self._enforcement.strayed_reserved} bytes were reserved by what the plan "
-                f"does not cover, more than the budget of {schedule.budget_bytes}"
+                f"neap: {size(self._enforcement.strayed_reserved)} were reserved by what the plan "
+                f"does not cover, more than the budget of {size(schedule.budget_bytes)}"
                 + ("" if self._enforcement.strict else "; --strict refuses that")
             )
 
@@ -288,8 +288,8 @@ class Search:
         if self._replans >= _REPLANS or self.planner is None:
             margin.bytes = before
             return margin.best_but(schedule)
-        unused = f"the allocator left {-over} bytes of the budget unused"
-        more = f"the allocator reserved {over} bytes more than the budget"
+        unused = f"the allocator left {size(-over)} of the budget unused"
+        more = f"the allocator reserved {size(over)} more than the budget"
         other = self._plan_anew(more if over > 0 else unused)
         if other is None or not self._trims:
             return other
@@ -340,7 +340,7 @@ class Search:
         self._loosened = True
         margin = self._margin(schedule)
         before, margin.bytes = margin.bytes, schedule.budget_bytes - schedule.peak_bytes + missing
-        other = self._plan_anew(f"the allocator left only {-over} bytes of the budget")
+        other = self._plan_anew(f"the allocator left only {size(-over)} of the budget")
         if other is None or not other.met or schedule.is_better_than(other):
             margin.bytes = before
             return None
