@@ -63,7 +63,7 @@ def test_a_loop_with_shorter_batches_evaluations_and_checkpoints() -> None:
                 model.train()
                 both = (model.state_dict(), optimizer.state_dict())
                 checkpoints.append(copy.deepcopy(both) if step < 20 else None)
-            if step in (9, 49):
+            if step in (34, 49):
                 del loss
                 sizes.append(held() - sum(map(_bytes, losses)))
         job = Job(model, optimizer, lambda: losses[0])
@@ -80,10 +80,9 @@ def test_a_loop_with_shorter_batches_evaluations_and_checkpoints() -> None:
             assert all(torch.equal(v, pairs[k]) for k, v in values.items())
     watched = report.unplanned["watching"]
     shorter = sum(step % 3 == 2 for step in range(watched, 50))
-    assert report.planned == 50 - watched - shorter, report
-    # After fifty iterations there is as much as after ten, but for the checkpoints in between.
-    between = sum(_bytes(v) for pair in fitted_saved[2:4] for v in _tensors(pair))
-    assert sizes[1] - between <= sizes[0], (sizes, between)
+    # The script is watched anew, as shorter batches come often; then these run by the plan too.
+    assert 50 - watched - shorter < report.planned <= 50 - watched, report
+    assert sizes[1] <= sizes[0], sizes
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -77,11 +77,12 @@ def run(
         fitted = neap.torch.fit(
             job.model, job.optimizer, "45%", link, verbose=False, early_updates=True
         )
-    losses = []
+    losses, schedule = [], None
     for number in range(BEFORE + AFTER):
         losses.append(job.iteration())
+        if fitted is not None and number == BEFORE:  # It may be watched anew after that.
+            schedule = fitted.schedule
         between(job, number)
-    schedule = None if fitted is None else fitted.schedule
     report = None if fitted is None else fitted.close()
     return [*losses, *everything(job)], report, schedule
 

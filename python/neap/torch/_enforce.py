@@ -38,6 +38,15 @@ def given_out_and_reserved() -> tuple[int, int]:
     return kinds[0]["all"]["current"], kinds[1]["all"]["current"]
 
 
+def given_out() -> tuple[int, int]:
+    """Bytes that the allocator has given out on the current device, now and at most."""
+    found: Any = torch.cuda.memory_stats_as_nested_dict()
+    if not found:
+        return 0, 0
+    all_of = found["allocated_bytes"]["all"]
+    return all_of["current"], all_of["peak"]
+
+
 def reserved_now() -> int:
     """Bytes that the allocator has reserved on the current device."""
     return statistic("reserved_bytes.all.current")
@@ -230,6 +239,8 @@ class Enforcement:
 
     def is_over(self, budget: int) -> bool:
         """Whether the last iteration reserved more than ``budget``, or more is reserved still."""
+        if not self._on:
+            return False
         return self.over(budget) > 0 or self._statistic("reserved_bytes.all.current") > budget
 
     def give_back(self, most: int) -> bool:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_flatten
 
 from neap.torch._calls import Call, Calls, view_of
+from neap.torch._enforce import given_out
 from neap.torch._exact import Exact
 from neap.torch._guard import Guard, entry
 from neap.torch._holder import Handle, Holder
@@ -370,10 +371,16 @@ class Recorder(TorchDispatchMode):
     def _operator_begins(
         self, args: Any, kwargs: Any
     ) -> tuple[list[torch.Tensor], set[int], int] | None:
-        """The tensors of the device among the arguments, their storages, and what is allocated."""
-        self.look()
+        """The tensors of the device among the arguments, their storages, and what is allocated;
+        nothing for an operator of another device.
+        """
         flat = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         flat = [x for x in flat if x.device.type == self.device]
+        made_on = kwargs.get("device")
+        elsewhere = made_on is None or torch.device(made_on).type != self.device
+        if not flat and elsewhere and self.device != "cpu":
+            return None
+        self.look()
         known = {s._cdata for s in map(storage_of, flat) if s is not None}
         return flat, known, self._begin()
 
@@ -402,20 +409,16 @@ class Recorder(TorchDispatchMode):
     def _begin(self) -> int:
         if not self._statistics:
             return 0
-        statistics = torch.cuda.memory_stats()
-        self._peak = max(self._peak, statistics["allocated_bytes.all.peak"] + self._away)
+        current, peak = given_out()
+        self._peak = max(self._peak, peak + self._away)
         torch.cuda.reset_peak_memory_stats()
-        return int(statistics["allocated_bytes.all.current"]) + self._away
+        return current + self._away
 
     def _end(self, before: int) -> tuple[int, int, int] | None:
         if not self._statistics:
             return None
-        statistics = torch.cuda.memory_stats()
-        return (
-            before,
-            statistics["allocated_bytes.all.current"] + self._away,
-            statistics["allocated_bytes.all.peak"] + self._away,
-        )
+        current, peak = given_out()
+        return before, current + self._away, peak + self._away
 
     def _note(
         self,

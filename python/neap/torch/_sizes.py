@@ -10,7 +10,7 @@ from itertools import accumulate
 from neap.torch._graph import Iteration, alike_with, largest, made
 from neap.torch._recorder import Recorder
 from neap.torch._schedule import Fits, Needs
-from neap.torch._spill import SMALLEST
+from neap.torch._spill import is_small
 from neap.torch._storage import blocks
 from neap.torch._wanted import bytes_of
 
@@ -100,7 +100,7 @@ def needs(recorder: Recorder, found: Iteration, seldom: int) -> Needs:
     passes: Counter[int] = Counter()
     for one in recorder.packs:
         storage = one.storage
-        lasts = storage is None or storage.persistent or storage.bytes < SMALLEST
+        lasts = storage is None or storage.persistent or is_small(storage.bytes)
         if one.iteration == found.which and storage is not None and not lasts:
             for at in (one.packed + 1, one.unpacked, one.last_unpacked):
                 if at in found.place:
@@ -128,7 +128,7 @@ def _saved(recorder: Recorder, found: Iteration) -> list[int]:
     storages = {one.storage for one in recorder.packs if one.iteration == found.which}
     change = [0] * (len(found.nodes) + 1)
     for life in found.lives.values():
-        if life.storage in storages and life.storage.bytes >= SMALLEST:
+        if life.storage in storages and not is_small(life.storage.bytes):
             change[life.born or 0] += blocks(life.storage.bytes)
             change[min(life.death, len(found.nodes))] -= blocks(life.storage.bytes)
     return list(accumulate(change))
