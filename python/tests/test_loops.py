@@ -89,14 +89,6 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [t for inner in value.values() for t in _tensors(inner)]
-    return [t for inner in value for t in _tensors(inner)] if isinstance(value, tuple) else []
-
-
 def compared(run: Callable[[Any], list[torch.Tensor]], **asked: Any) -> Any:
     """Runs without and within a budget; the report of the second."""
     torch.manual_seed(5)

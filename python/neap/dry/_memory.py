@@ -4,6 +4,7 @@ and what the tensor in it is called.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -194,14 +195,12 @@ class Memory:
     def keep_peaks(self) -> None:
         """Keeps the allocator's peaks, which a script may reset."""
         for device in range(torch.cuda.device_count()):
-            try:
-                statistics = torch.cuda.memory_stats(device)
-            except RuntimeError:
-                statistics = {}
-            found = [
-                statistics.get("reserved_bytes.all.peak", 0),
-                statistics.get("allocated_bytes.all.peak", 0),
-            ]
+            found = [0, 0]
+            with contextlib.suppress(RuntimeError):
+                # The plain dictionary takes ten times as long to make.
+                statistics: Any = torch.cuda.memory_stats_as_nested_dict(device)
+                kinds = ("reserved_bytes", "allocated_bytes") if statistics else ()
+                found = [statistics[kind]["all"]["peak"] for kind in kinds] or found
             given = self._most_given(device)
             if not self.history:
                 found = [given, given]
