@@ -104,6 +104,12 @@ fn unknown_workspaces(flags: &Flags, log: &DeviceLog) -> u64 {
     asked.map(|(_, count)| count).sum()
 }
 
+/// How often the script ran out of memory and went on.
+fn caught(process: &Process) -> u64 {
+    let met = process.devices.iter().map(|d| d.ooms).sum();
+    if process.ended_by == "oom" { 0 } else { met }
+}
+
 /// What else to know, and the answer in one line.
 pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<Bytes>) {
     let Run { flags, found, ending, .. } = *run;
@@ -122,6 +128,12 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
         format!("; the smallest device that would do offers {b} ({} bytes)", b.0)
     });
     match outcome {
+        Outcome::Fits if caught(process) > 0 => note(&format!(
+            "{exact}: fits, as the script went on after {} OutOfMemoryError{}; with more memory it \
+             would do more",
+            caught(process),
+            if caught(process) == 1 { "" } else { "s" },
+        )),
         Outcome::Fits => note(&format!("{exact}: fits{least}")),
         Outcome::OutOfMemory => {
             let place = process.exception.as_ref().map_or(String::new(), place);
@@ -205,9 +217,8 @@ fn script(process: &Process) {
         ));
     }
     cycles(process);
-    let ooms: u64 = process.devices.iter().map(|d| d.ooms).sum();
-    if process.ended_by != "oom" && ooms > 0 {
-        let times = times(ooms);
+    if caught(process) > 0 {
+        let times = times(caught(process));
         note(&format!("note: the script met an OutOfMemoryError {times} and went on"));
     }
     for problem in process.problems.iter().take(LINES) {
