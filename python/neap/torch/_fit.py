@@ -13,9 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.torch import _graph
 from neap.torch._compact import compact, make_workspaces
-from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement
 from neap.torch._first import First
 from neap.torch._guard import Guard, each, entry
@@ -36,7 +34,7 @@ from neap.torch._runtime import FITS, LARGER, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
-from neap.torch._sizes import fits, needs, seen
+from neap.torch._sizes import fits, needs
 from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._tally import Tally
@@ -45,7 +43,7 @@ from neap.torch._unplanned import Unplanned
 from neap.torch._updates import Updates
 from neap.torch._versions import newer_than_known
 from neap.torch._watch import Watch, named_tensors
-from neap.torch._widest import Watched, widest
+from neap.torch._watching import Watched, Watching
 
 _ATTEMPTS = 12
 """The most iterations that are watched for two in a row that are alike."""
@@ -91,7 +89,6 @@ class Fit:
         self.schedule: Schedule | None = None
         self._profile = profile
         self._say = say
-        self._attempts = attempts
         self._recompute = recompute and possible()
         self._models = models
         self._optimizers = list(optimizers)
@@ -99,19 +96,12 @@ class Fit:
         """A plan that was given for a script whose device is not known yet."""
         self._unproved = schedule is not None
         """Whether a plan was given that no iteration has shown to be this script's."""
-        self._spills = False
-        """Whether what autograd saves is on the host while the script is watched: a budget binds
-        already.
-        """
         # A share of the GPU was given for what the script did at first.
         stays = share is not None
         self._first = First(self._optimizers, self.watch, self._first_is_gone, stays)
         self._save_plan = save_plan
         self._cache = cache
-        self._early_updates = early_updates
-        self._completions: Completions | None = None
         self._steps = 0
-        self._recorder: Recorder | None = None
         self._report = Report()
         self._updates = Updates(self.watch, self._optimizers, self._not_early)
         self._times: list[float] = []
@@ -124,8 +114,6 @@ class Fit:
         self._scouts = scout > 0
         self._said = ""
         """The line that said which plan acts."""
-        self._widest: Watched | None = None
-        """The iteration of varying sizes that was planned for last."""
         self._tally = Tally()
         self._former: tuple[Schedule, Planner | None] | None = None
         """The plan that acted before the script was watched anew."""
@@ -138,11 +126,13 @@ class Fit:
             self.runtime.policy, self.enforcement, self._updates, self._report, say
         )
         self._leftovers = Leftovers(self._report, say, self.enforcement.standing)
+        not_early = self._not_early if early_updates else None
+        self.watching = Watching(self.watch, self._kinds, self._leftovers, attempts, not_early)
         asked = parse_budget(budget)
         self.search = Search(self.enforcement, self.runtime, self._report, say, asked)
         self._joined = Joined(share, self.search, self.enforcement, self._report, say)
         self._thread = threading.get_ident()
-        self._lift = Lift(lambda: [self.runtime, self._recorder], self._lifted, self.guard)
+        self._lift = Lift(lambda: [self.runtime, self.watching.recorder], self._lifted, self.guard)
         # Once, before anything of the script's own: a hook that is pushed inside another's block
         # would be popped with it.
         self._hooks = torch.autograd.graph.saved_tensors_hooks(
@@ -229,7 +219,7 @@ class Fit:
             self.report()
             self._closed = True
             _ACTING.remove(self)
-            self._stop_recording()
+            self.watching.stop()
             self.runtime.stop()
             self._unhook()
             self._lift.remove()
@@ -241,7 +231,7 @@ class Fit:
             self.runtime.follow(None)
             self._updates.forget()
             self._models, self._former, self.search.planner = [], None, None
-            self._widest = None
+            self.watching.forget()
             self._optimizers.clear()
         return self._report
 
@@ -249,10 +239,7 @@ class Fit:
         """A script that runs for its plan alone has ended before as many iterations as were to be
         watched.
         """
-        recorder = self._recorder
-        if self._scouts and recorder is not None and len(recorder.cuts) > 2:
-            recorder.uncut()
-            self._kinds.no_more_come()
+        if self._scouts and self.watching.no_more_come():
             self._watch()
 
     def _close_later(self, bring_back: bool) -> None:
@@ -292,9 +279,9 @@ class Fit:
             or self.watch.depth
         ):
             return
-        recorder, self._recorder = self._recorder, None
+        recorder, self.watching.recorder = self.watching.recorder, None
         if recorder is not None and not (recorder.is_on_top() and is_on_top(recorder)):
-            self._recorder = recorder
+            self.watching.recorder = recorder
             return
         each([recorder.give_up] if recorder is not None else [])
         if self._hooked and not is_on_top(self.runtime):
@@ -395,12 +382,13 @@ class Fit:
             self._updates.follow(None)
         else:
             self._say(f"neap: {why}; watching the script anew")
-            self._stop_recording()
-            self._completions = self._former = None
+            self.watching.stop()
+            self._former = None
             self._drop_plan()
             self._planning_ended = False
         self._optimizers.clear()
-        self.search.planner = self._widest = None
+        self.search.planner = None
+        self.watching.forget()
         gc.collect()  # What was recorded refers to the optimizers, in cycles.
 
     def _saves(self) -> None:
@@ -483,7 +471,7 @@ class Fit:
             f"neap: the plan that was given is not this script's ({why}); watching the script, "
             "with what backward needs on the host"
         )
-        self._former, self._spills, self._planning_ended = (schedule, None), True, False
+        self._former, self.watching.spills, self._planning_ended = (schedule, None), True, False
         self._drop_plan()
         self.watch.notice_modules()
         self._watch()
@@ -500,8 +488,8 @@ class Fit:
             timeline.start(self.device)
 
     def _lifted(self) -> None:
-        if self._recorder is not None:
-            self._recorder.forbid("it uses torch.func, which allows no hooks")
+        if self.watching.recorder is not None:
+            self.watching.recorder.forbid("it uses torch.func, which allows no hooks")
 
     def _count(self, why: str, times: int | None = None) -> None:
         steps = self._kinds.period if times is None else times
@@ -511,10 +499,10 @@ class Fit:
         known[why] = known.get(why, 0) + steps
 
     def _give_up(self, why: str) -> None:
-        self._stop_recording()
+        self.watching.stop()
         if self._former is not None:
             (former, self.search.planner), self._former = self._former, None
-            self._spills = False
+            self.watching.spills = False
             self._say(f"neap: the plan stays: {why}")
             self._act(former)
             return
@@ -522,21 +510,13 @@ class Fit:
         self._report.notes.append(why)
         self._say(f"neap: the script runs without a plan: {why}")
 
-    def _give_up_plan(self, why: str, recorder: Recorder, found: _graph.Iteration) -> None:
-        """There is no plan for what was watched: saved tensors leave on demand."""
+    def _give_up_plan(self, why: str, peak: int) -> None:
+        """There is no plan for iterations of this many bytes: saved tensors leave on demand."""
         self._give_up(why)
         if self.schedule is None and not self._joined:
             self.runtime.begin()
-            peak = max([*recorder.peaks, found.peak])
             budget = self.search.budget(peak)
             self._unplanned.begin(budget, peak, self.watch, self._optimizers)
-
-    def _stop_recording(self) -> None:
-        if self._completions is not None:
-            self._completions.stop()
-        if self._recorder is not None:
-            self._recorder.stop()
-            self._recorder = None
 
     # -- planning
 
@@ -555,7 +535,7 @@ class Fit:
         ):
             return False
         self._say(f"neap: {self._kinds.watch_anew(schedule)}; watching the script anew")
-        self._former, self._spills = (schedule, planner), True
+        self._former, self.watching.spills = (schedule, planner), True
         self._drop_plan()
         self.watch.notice_modules()
         self._watch()
@@ -580,42 +560,26 @@ class Fit:
 
         The first step makes the states; the next iterations are recorded until two are alike.
         """
-        if self._recorder is None:
-            self._recorder = Recorder(self.device, self.watch, True, self._spills)
-            self._recorder.start(self._optimizers)
-            if self._early_updates:
-                why = why_not(self._optimizers, self.watch)
-                if why is None:
-                    self._completions = Completions(self._recorder, self._optimizers[0])
-                else:
-                    self._not_early(why)
-            return
-        enough = self._kinds.seen_enough(self._recorder)
-        if self._kinds.turns:
-            self._take_turns(self._kinds.turns)
-            return
-        recorded = len(self._recorder.cuts)
-        anew = self._leftovers.watched(self._recorder) and recorded < self._attempts
-        if anew or not enough:
-            self._recorder.cut()
-            return
-        recorder = self._recorder
-        self._stop_recording()
-        name = type(self._models[0]).__name__ if self._models else "job"
-        try:
-            watched = seen(recorder) if self._kinds.varies else []
-            if self._kinds.varies:
-                found = widest(recorder, name, self._widest)
-                self._widest = recorder, found
+        if self.watching.recorder is None:
+            self.watching.begin(self.device, self._optimizers)
+        elif self.watching.ended():
+            name = type(self._models[0]).__name__ if self._models else "job"
+            try:
+                found = self.watching.found(name, self._optimizers)
+            except ValueError as error:
+                self._give_up(str(error))
             else:
-                found = _graph.iteration(recorder, name)
-        except ValueError as error:
-            self._give_up(str(error))
-            return
+                self._plan(found)
+        elif self._kinds.turns:
+            self._take_turns(self._kinds.turns)
+
+    def _plan(self, watched: Watched) -> None:
+        """A plan for what was watched acts from now on, if there is one."""
+        recorder, found = watched.recorder, watched.iteration
         needed = needs(recorder, found, self.search.budget(found.peak) // LOOKS)
         self.runtime.policy.knows(needed)
         if not found.steady:
-            self._give_up_plan(_UNLIKE, recorder, found)
+            self._give_up_plan(_UNLIKE, watched.peak)
             return
         self._say("neap: planning")
         self.search.start(found.peak, self._kinds.varies)
@@ -627,30 +591,28 @@ class Fit:
                 all(map(divisible, self._optimizers)),
                 self._recompute,
                 cache=self._cache,
-                soon=None if self._kinds.varies else self._soon(recorder, found),
+                soon=watched.soon,
                 lend=self._lendable(recorder),
                 varies=self._kinds.varies,
                 steps=self._kinds.period,
                 needs=needed,
             )
-            if self._kinds.varies and _VARIES not in self._report.notes:
-                self._report.notes.append(_VARIES)
             self._keep_within_host(planner)
-            stays = unmovable(recorder, found)
-            if stays is not None and stays not in self._report.notes:
-                self._report.notes.append(stays)
+            notes = [_VARIES if self._kinds.varies else None, unmovable(recorder, found)]
+            new = (note for note in notes if note is not None and note not in self._report.notes)
+            self._report.notes += new
             offer = self._joined.join(planner)
             if self._kinds.varies:
                 limit = self.search.budget(planner.unplanned) - self.search.margin
-                planner.fits = fits(watched, found.peak, limit)
+                planner.fits = fits(watched.sizes, found.peak, limit)
             schedule = self.search.plan(planner)
         except PlanError as error:
-            self._give_up_plan(str(error), recorder, found)
+            self._give_up_plan(str(error), watched.peak)
             return
         except ShareError as error:
             self._give_up(str(error))
             return
-        self._former, self._spills = None, False
+        self._former, self.watching.spills = None, False
         self._proved()
         self._act(schedule)
         self._joined.took(offer)
@@ -668,7 +630,7 @@ class Fit:
     def _take_turns(self, turns: int) -> None:
         """Several iterations in a row are one from now on, and are watched anew."""
         self._say(f"neap: {turns} steps in turn make up an iteration")
-        self._stop_recording()
+        self.watching.stop()
         self._kinds.begin(turns)
         self._watch()
 
@@ -690,17 +652,6 @@ class Fit:
         """The parameters that may leave during backward."""
         found = map(recorder.storages.find, leavable(self._parameters(), self._optimizers))
         return [storage for storage in found if storage is not None]
-
-    def _soon(self, recorder: Recorder, found: _graph.Iteration) -> _graph.Iteration | None:
-        """The iteration with updates inside backward, where that is allowed and sound."""
-        completions, self._completions = self._completions, None
-        if completions is None:
-            return None
-        soon = why_not(self._optimizers, self.watch) or moved(recorder, found, completions)
-        if isinstance(soon, str):
-            self._not_early(soon)
-            return None
-        return soon
 
     def _not_early(self, why: str) -> None:
         text = f"updates stay in the optimizer's step: {why}"

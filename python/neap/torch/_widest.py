@@ -12,10 +12,10 @@ from neap.torch._recorder import Recorder
 from neap.torch._storage import Storage
 from neap.torch._wanted import bytes_of
 
-Watched = tuple[Recorder, Iteration]
+Former = tuple[Recorder, Iteration]
 
 
-def widest(recorder: Recorder, name: str, former: Watched | None = None) -> Iteration:
+def widest(recorder: Recorder, name: str, former: Former | None = None) -> Iteration:
     """The iterations of the main kind as one.
 
     Args:

@@ -65,9 +65,7 @@ pub fn cuda_devices() -> Result<Vec<Present>, String> {
                 name,
                 memory_bytes: Bytes(memory as u64),
                 capability: major * 10 + minor,
-                multiprocessors: attribute(
-                    Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                )?,
+                multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             })
         })
         .collect()
