@@ -283,7 +283,7 @@ def test_a_report_of_a_small_job_has_figures_above_zero() -> None:
     )
     assert "peak predicted 3.0 KiB, without the plan 5.0 MiB, budget 4.0 MiB\n" in str(report)
     report.margin_bytes = 512
-    assert "budget 4.0 MiB, of which 0.5 KiB are left to the allocator\n" in str(report)
+    assert "budget 4.0 MiB, of which 512 B are left to the allocator\n" in str(report)
 
 
 SCRIPT = """
