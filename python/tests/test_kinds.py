@@ -157,3 +157,21 @@ def test_a_plan_from_which_few_iterations_differ_stays() -> None:
         for why in (*[None] * 8, "it is the last batch of the epoch"):
             kinds.ran(why, 3)
             assert not kinds.out_of_patience
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "alike"),
+    [
+        ("abcdef", "abcdef", "abcdef"),
+        ("abcdef", "abxyzcdef", "abcdef"),
+        ("abxyzcdef", "abcdef", "abcdef"),
+        ("abcxefg", "abcyefg", "abcefg"),
+        ("aaaa", "aa", "aa"),
+    ],
+)
+def test_operators_are_matched_though_one_iteration_runs_more(
+    before: str, after: str, alike: str
+) -> None:
+    found = _graph.matched(recorded(before).ops, recorded(after).ops)
+    assert "".join(one.kind for one, _ in found) == alike
+    assert all(one.kind == other.kind for one, other in found)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -22,6 +21,11 @@ from neap.torch._recorder import Recorder
 from neap.torch._storage import Op, Operand, Storage, blocks
 from neap.torch._tensors import plain_tensors
 from neap.torch._watch import BACKWARD, OPTIMIZE, state_tensors, unused
+
+_AHEAD = 256
+"""The most operators that one iteration runs more than another of its kind at one place."""
+_ROW = 3
+"""The operators in a row that must be alike where two iterations are alike again."""
 
 
 @dataclass(eq=False)
@@ -263,8 +267,26 @@ def matched(before: list[Op], ops: list[Op]) -> list[tuple[Op, Op]]:
     if _alike(before, ops, False):
         return [*zip(before, ops)]
     first, second = ([_signature(op, False) for op in one] for one in (before, ops))
-    rows = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
-    return [(before[a + n], ops[b + n]) for a, b, size in rows for n in range(size)]
+    found = []
+    a = b = 0
+    while a < len(first) and b < len(second):
+        if first[a] == second[b]:
+            found.append((before[a], ops[b]))
+            skipped = 1, 1
+        else:
+            skipped = _until_alike(first[a : a + _AHEAD + _ROW], second[b : b + _AHEAD + _ROW])
+        a, b = a + skipped[0], b + skipped[1]
+    return found
+
+
+def _until_alike(first: list[Any], second: list[Any]) -> tuple[int, int]:
+    """After how many of either list the next ones are alike; one of both where none are."""
+    for more in range(1, min(_AHEAD, max(len(first), len(second)))):
+        if first[more : more + _ROW] == second[:_ROW]:
+            return more, 0
+        if first[:_ROW] == second[more : more + _ROW]:
+            return 0, more
+    return 1, 1
 
 
 def _twins(before: list[Op], ops: list[Op]) -> list[tuple[Storage, Storage]]:
