@@ -84,9 +84,9 @@ def test_patience_ends_where_iterations_differ_in_a_row_or_often() -> None:
     assert kinds.out_of_patience
     kinds = Kinds(12)
     for why in (*["it differs"] * 3, None):
-        kinds.ran(why, 3)
+        kinds.ran(why, 3, True)
         assert not kinds.out_of_patience
-    kinds.ran("it differs", 3)
+    kinds.ran("it differs", 3, True)
     assert kinds.out_of_patience
 
 
@@ -141,9 +141,10 @@ def test_turns_that_are_planned_for_one_of_them_are_watched_for_all() -> None:
     for _ in range(4):
         for why in (None, None, None, None, "it differs"):
             assert not kinds.out_of_patience
-            kinds.ran(why, 3)
+            kinds.ran(why, 3, why is not None)
     assert kinds.out_of_patience
-    assert kinds.watch_anew(plan) == "4 of 20 iterations differ"  # type: ignore[arg-type]
+    said = kinds.watch_anew(plan)  # type: ignore[arg-type]
+    assert said == "4 of 20 iterations differ and exceed the budget"
     row = "gccccc" * 3
     for count in range(2, 18):
         assert not kinds.seen_enough(recorded(row[:count])) and not kinds.turns
@@ -151,11 +152,14 @@ def test_turns_that_are_planned_for_one_of_them_are_watched_for_all() -> None:
     assert kinds.turns == 6
 
 
-def test_a_plan_from_which_few_iterations_differ_stays() -> None:
+@pytest.mark.parametrize(("between", "over"), [(8, True), (2, False)])
+def test_a_plan_stays_if_what_differs_is_rare_or_keeps_to_the_budget(
+    between: int, over: bool
+) -> None:
     kinds = Kinds(12)
     for _ in range(30):
-        for why in (*[None] * 8, "it is the last batch of the epoch"):
-            kinds.ran(why, 3)
+        for why in (*[None] * between, "it is the last batch of the epoch"):
+            kinds.ran(why, 3, over and why is not None)
             assert not kinds.out_of_patience
 
 

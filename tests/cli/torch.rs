@@ -76,7 +76,7 @@ fn reports_of_all_processes_are_the_answer_with_json() {
 
 #[test]
 fn reports_that_are_pipes_or_of_any_size_are_left_out() {
-    let line = "cd $NEAP_TORCH_DIR; mkfifo oom-1 report-1.json; truncate -s 2G report-2.json; \
+    let line = "cd $NEAP_TORCH_DIR; mkfifo card-1 report-1.json; truncate -s 2G report-2.json; \
                 echo '{\"pid\": 3}' > report-3.json; exit 1";
     let found = torch(&["--budget", "1GiB", "--json"], &format!("({line})"), None);
     let reports: Value = serde_json::from_slice(&found.stdout).unwrap();
@@ -95,7 +95,7 @@ fn numbers_without_meaning_do_not_end_the_planning_on_the_dry_device() {
                     echo \"devices $NEAP_DRY_DEVICES\" >> devices; exit $ended; \
                 else \
                     echo \"{\\\"devices\\\": 4294967295, \\\"memory_bytes\\\": $most, \
-                        \\\"available_bytes\\\": $most}\" > $NEAP_TORCH_DIR/oom-1; exit 1; \
+                        \\\"available_bytes\\\": $most}\" > $NEAP_TORCH_DIR/card-1; exit 1; \
                 fi";
     let found = torch(&["--budget", "1GiB"], line, None);
     let said = text(&found.stderr);

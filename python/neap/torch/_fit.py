@@ -402,8 +402,8 @@ class Fit:
         if self.schedule is not None:
             why = self.runtime.end()
             self._leftovers.ended()
-            self._kinds.ran(why, self.runtime.count)
-            self._tell(why is None, self.schedule.budget_bytes)
+            over = self._tell(why is None, self.schedule.budget_bytes)
+            self._kinds.ran(why, self.runtime.count, over)
             if why is None:
                 self._proved()
                 self._report.planned += self._kinds.period
@@ -446,12 +446,13 @@ class Fit:
             return
         self._watch()
 
-    def _tell(self, by_plan: bool, limit: int | None) -> None:
-        """Counts an iteration that was not watched."""
+    def _tell(self, by_plan: bool, limit: int | None) -> bool:
+        """Counts an iteration that was not watched; whether it reserved more than this."""
         runtime = self.runtime
         way = "by_plan" if by_plan else "on_demand" if runtime.policy.left else ""
         over = bool(limit) and self.enforcement.is_over(limit or 0)
         self._tally.ended(runtime.count, runtime.saved_bytes, way, over, self._kinds.period)
+        return over
 
     def _proved(self) -> None:
         """The plan is this script's, and there are states now."""

@@ -11,7 +11,9 @@ FEW = 7
 """The iterations that are watched where their sizes vary; the plan is for the largest of them."""
 
 _OFTEN = 8
-"""Where one iteration in this many differs from the plan, the script may do things in turn."""
+"""Where one iteration in this many differs from the plan and exceeds the budget, the script may do
+things in turn.
+"""
 _ROWS = 18
 """The iterations that are watched for such turns."""
 
@@ -46,7 +48,9 @@ class Kinds:
         self._different = 0
         """Iterations in a row that were not as planned."""
         self._others = self._since = 0
-        """Iterations that were not as planned since the plan acts, in a row or not, of how many."""
+        """Iterations that were not as planned and exceeded the budget since the plan acts, in a
+        row or not, of how many.
+        """
         self._alternates = False
         """Whether such came between others, so that a pair that is alike says little."""
         self._reasons: set[tuple[str, int]] = set()
@@ -75,8 +79,14 @@ class Kinds:
 
     # -- by a plan
 
-    def ran(self, why: str | None, saved: int) -> None:
-        """An iteration has ended that saved so many tensors and was as planned, or was not: why."""
+    def ran(self, why: str | None, saved: int, over: bool = False) -> None:
+        """An iteration has ended that was as planned, or was not.
+
+        Args:
+            why: what made it differ.
+            saved: how many tensors it saved.
+            over: whether it reserved more than the budget.
+        """
         self._since += 1
         if why is None or why == FITS:
             self._different = 0
@@ -85,7 +95,7 @@ class Kinds:
             self._larger += 1
         else:
             self._different += 1
-            self._others += 1
+            self._others += over
             if len(self._reasons) < self._patience:
                 self._reasons.add((why, saved))
 
@@ -100,7 +110,7 @@ class Kinds:
         why = f"{self._different} iterations in a row differ"
         self._alternates = max(self._different, self._larger) < self._patience
         if self._alternates:
-            why = f"{self._others} of {self._since} iterations differ"
+            why = f"{self._others} of {self._since} iterations differ and exceed the budget"
         if self._larger >= self._patience:
             why = f"{self._larger} iterations were larger than the plan's"
         self._different = self._larger = self._others = self._since = 0
