@@ -92,7 +92,9 @@ impl Rehearsal<'_> {
                 ));
             }
         }
-        Ok(best.map(|(_, path)| path))
+        // A script that could run without a plan does so rather than by one that failed.
+        let usable = |outcome: Outcome| self.flags.scout.is_none() || outcome != Outcome::Failed;
+        Ok(best.filter(|(outcome, _)| usable(*outcome)).map(|(_, path)| path))
     }
 
     /// Runs the script silently on a device that is never full and computes nothing, and is
