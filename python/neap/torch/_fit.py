@@ -25,7 +25,7 @@ from neap.torch._loans import leavable
 from neap.torch._meter import Meter
 from neap.torch._pinned import room, standing, usable
 from neap.torch._planning import PlanError, Planner, device_of_card
-from neap.torch._policy import LOOKS
+from neap.torch._policy import LOOKS, SPARE
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
@@ -529,6 +529,7 @@ class Fit:
         planner = self.search.planner
         if (
             not self._kinds.out_of_patience
+            or (self._kinds.may_wait and self._needs_states_away(schedule))
             or planner is None
             or self._joined
             or self.watch.backward_depth
@@ -541,6 +542,14 @@ class Fit:
         self.watch.notice_modules()
         self._watch()
         return True
+
+    def _needs_states_away(self, schedule: Schedule) -> bool:
+        """Whether states that the plan keeps on the host have no room on the device, where they are
+        while the script is watched.
+        """
+        found = named_tensors(self.watch, self._optimizers) if schedule.away else []
+        away = sum(tensor.nbytes for _, name, tensor in found if name in schedule.away)
+        return away > schedule.limit // SPARE
 
     def _drop_plan(self) -> None:
         """Nothing acts until there is another plan."""

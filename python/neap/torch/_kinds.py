@@ -105,6 +105,11 @@ class Kinds:
         often = self._others >= self._patience and self._others * _OFTEN >= self._since
         return max(self._different, self._larger) >= self._patience or (often and self.period == 1)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether some iterations still run by the plan."""
+        return self._different < self._patience
+
     def watch_anew(self, schedule: Schedule) -> str:
         """They are watched, as too many differ from this plan: how many did."""
         why = f"{self._different} iterations in a row differ"
