@@ -16,6 +16,7 @@ from neap.dry._guard import guarded
 from neap.dry._library import NOWHERE, Library
 from neap.dry._lines import user_line
 from neap.dry._places import OTHER, Marks, Modules, Names, Places
+from neap.torch._figures import PEAKS, statistics
 from neap.torch._quiet import quiet
 from neap.torch._storage import start_of
 from neap.torch._tensors import plain_tensors
@@ -197,10 +198,7 @@ class Memory:
         for device in range(torch.cuda.device_count()):
             found = [0, 0]
             with contextlib.suppress(RuntimeError):
-                # The plain dictionary takes ten times as long to make.
-                statistics: Any = torch.cuda.memory_stats_as_nested_dict(device)
-                kinds = ("reserved_bytes", "allocated_bytes") if statistics else ()
-                found = [statistics[kind]["all"]["peak"] for kind in kinds] or found
+                found = [*statistics(*PEAKS, device=device)]
             given = self._most_given(device)
             if not self.history:
                 found = [given, given]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from neap._dry_library import dry_library
+from neap.torch._figures import statistic
 from neap.torch._schedule import Point, Schedule
 
 _known = inspect.signature(torch.cuda.memory_snapshot).parameters
@@ -19,32 +20,6 @@ _REFINEMENTS = 3
 
 _STEPS = 16
 """A small step of a margin is this part of the budget."""
-
-
-def statistic(name: str) -> int:
-    """One figure of the allocator's, such as ``"allocated_bytes.all.peak"``."""
-    found: Any = torch.cuda.memory_stats_as_nested_dict()
-    for part in name.split("."):  # The plain dictionary takes ten times as long to make.
-        found = found.get(part, {})
-    return int(found or 0)
-
-
-def given_out_and_reserved() -> tuple[int, int]:
-    """Bytes that the allocator has given out and reserved now on the current device."""
-    found: Any = torch.cuda.memory_stats_as_nested_dict()
-    if not found:  # Nothing was asked of the device yet.
-        return 0, 0
-    kinds = found["allocated_bytes"], found["reserved_bytes"]
-    return kinds[0]["all"]["current"], kinds[1]["all"]["current"]
-
-
-def given_out() -> tuple[int, int]:
-    """Bytes that the allocator has given out on the current device, now and at most."""
-    found: Any = torch.cuda.memory_stats_as_nested_dict()
-    if not found:
-        return 0, 0
-    all_of = found["allocated_bytes"]["all"]
-    return all_of["current"], all_of["peak"]
 
 
 def reserved_now() -> int:

@@ -433,7 +433,7 @@ class Fit:
             return
         if self._planning_ended:
             self._count("there is no plan")
-            self._tell(False, self.runtime.policy.limit)
+            self._tell(False, self.runtime.policy.limit or 0)
             self.runtime.begin()
             self._unplanned.ended_without_plan(self.watch, self._optimizers)
             return
@@ -446,11 +446,13 @@ class Fit:
             return
         self._watch()
 
-    def _tell(self, by_plan: bool, limit: int | None) -> bool:
-        """Counts an iteration that was not watched; whether it reserved more than this."""
+    def _tell(self, by_plan: bool, limit: int) -> bool:
+        """Counts an iteration that was not watched; whether it reserved more than ``limit`` bytes,
+        if there is a limit.
+        """
         runtime = self.runtime
         way = "by_plan" if by_plan else "on_demand" if runtime.policy.left else ""
-        over = bool(limit) and self.enforcement.is_over(limit or 0)
+        over = limit > 0 and self.enforcement.is_over(limit)
         self._tally.ended(runtime.count, runtime.saved_bytes, way, over, self._kinds.period)
         return over
 

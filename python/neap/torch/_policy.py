@@ -15,7 +15,7 @@ from contextlib import nullcontext
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from neap.torch._enforce import given_out_and_reserved
+from neap.torch._figures import STANDING, statistics
 from neap.torch._holder import Counts, Handle, Holder, flat
 from neap.torch._lane import Lane
 from neap.torch._pinned import HostPool, Region
@@ -192,7 +192,7 @@ class Policy(Spill):
         """
         self._pieces = 0
         if self.limit and self.device == "cuda":
-            standing, reserved = given_out_and_reserved()
+            standing, reserved = statistics(*STANDING)
             self._give_back(standing, reserved, self.limit // SPARE)
 
     def _most(self) -> int:
@@ -212,7 +212,7 @@ class Policy(Spill):
             torch.cuda.empty_cache()
             self._trims += 1
             self._reserved = 0
-            standing, reserved = given_out_and_reserved()
+            standing, reserved = statistics(*STANDING)
             self._pieces = reserved - standing
         return reserved
 
@@ -276,7 +276,7 @@ class Policy(Spill):
         assert self.limit is not None
         most, self._since = self.limit - self.margin, 0
         if self.device == "cuda":
-            standing, reserved = given_out_and_reserved()
+            standing, reserved = statistics(*STANDING)
             if self._reserved:
                 self._growth = max(self._growth, reserved - self._reserved)
             self._reserved = reserved

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_flatten
 
 from neap.torch._calls import Call, Calls, view_of
-from neap.torch._enforce import given_out
 from neap.torch._exact import Exact
+from neap.torch._figures import GIVEN_OUT, statistics
 from neap.torch._guard import Guard, entry
 from neap.torch._holder import Handle, Holder
 from neap.torch._recipe import recipe
@@ -409,7 +409,7 @@ class Recorder(TorchDispatchMode):
     def _begin(self) -> int:
         if not self._statistics:
             return 0
-        current, peak = given_out()
+        current, peak = statistics(*GIVEN_OUT)
         self._peak = max(self._peak, peak + self._away)
         torch.cuda.reset_peak_memory_stats()
         return current + self._away
@@ -417,7 +417,7 @@ class Recorder(TorchDispatchMode):
     def _end(self, before: int) -> tuple[int, int, int] | None:
         if not self._statistics:
             return None
-        current, peak = given_out()
+        current, peak = statistics(*GIVEN_OUT)
         return before, current + self._away, peak + self._away
 
     def _note(

@@ -51,7 +51,7 @@ _RESERVED = "iterations by the plan reserved more than the budget: up to "
 
 
 _LINES = 6
-"""A report has a line for so many kinds of iterations."""
+"""The most kinds of iterations that have a line of their own in a report."""
 
 
 @dataclass

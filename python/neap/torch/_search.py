@@ -197,8 +197,9 @@ class Search:
         if reserved:
             fits, strayed = self._over(schedule) <= 0, self._enforcement.strayed_reserved
             report.beyond = self._enforcement.beyond
-            ran = self._tried, self._looked
-            report.say_what_is_known(*ran, self.settled, fits, strayed, self._before)
+            report.say_what_is_known(
+                self._tried, self._looked, self.settled, fits, strayed, self._before
+            )
         elif report.kept_bytes:  # Nothing was measured, and more stands with each iteration.
             report.met = False
         if not self._tried and not self.settled:

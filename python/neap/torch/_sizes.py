@@ -54,8 +54,8 @@ def fits(watched: Sequence[Seen], most: int, limit: int) -> Fits | None:
         most: what the largest of them needs.
         limit: the bytes.
     """
-    largest = max((one.made for one in watched), default=0)
-    peaks = [one.peak or most * one.made // max(largest, 1) for one in watched]
+    most_made = max((one.made for one in watched), default=0)
+    peaks = [one.peak or most * one.made // max(most_made, 1) for one in watched]
     best, most_fit = None, 0
     looked: set[tuple[int, ...]] = set()
     for place, sizes in enumerate(zip(*(one.sizes for one in watched))):
@@ -68,22 +68,22 @@ def fits(watched: Sequence[Seen], most: int, limit: int) -> Fits | None:
     return best
 
 
-def _most(seen: Sequence[tuple[int, int]], place: int, limit: int) -> Fits | None:
+def _most(rows: Sequence[tuple[int, int]], place: int, limit: int) -> Fits | None:
     """Between the largest that fits with all that are smaller, and the next, peaks are taken to lie
     on a line: they grow at least as fast as the size, so that the line is above them.
     """
     fitting = 0
-    while fitting < len(seen) and seen[fitting][1] <= limit:
+    while fitting < len(rows) and rows[fitting][1] <= limit:
         fitting += 1
     # What is no larger than one that does not fit shows nothing.
-    while 0 < fitting < len(seen) and seen[fitting - 1][0] == seen[fitting][0]:
+    while 0 < fitting < len(rows) and rows[fitting - 1][0] == rows[fitting][0]:
         fitting -= 1
     if fitting == 0:
         return None
-    most, peak = seen[fitting - 1]
-    if fitting < len(seen):
-        next_most = seen[fitting][0]
-        next_peak = max(peak for size, peak in seen if size == next_most)
+    most, peak = rows[fitting - 1]
+    if fitting < len(rows):
+        next_most = rows[fitting][0]
+        next_peak = max(peak for size, peak in rows if size == next_most)
         most += (limit - peak) * (next_most - most) // (next_peak - peak)
     return place, most
 
@@ -106,7 +106,7 @@ def needs(recorder: Recorder, found: Iteration, seldom: int) -> Needs:
                 if at in found.place:
                     passes[found.place[at]] += storage.bytes
     needed = most_made = made = beside = 0
-    seen, since = None, seldom
+    stood, since = None, seldom
     saved = _saved(recorder, found)
     resident = found.resident()
     more = max(found.peak - max(resident, default=0), 0)
@@ -114,12 +114,12 @@ def needs(recorder: Recorder, found: Iteration, seldom: int) -> Needs:
         makes = sum(blocks(storage.bytes) for storage in node.makes)
         if place in passes:  # Before the operator runs.
             if since >= seldom:
-                seen, since, made = stands - makes - blocks(node.workspace), 0, 0
-                beside = max(beside, seen - saved[place])
+                stood, since, made = stands - makes - blocks(node.workspace), 0, 0
+                beside = max(beside, stood - saved[place])
             since += passes[place]
         made += makes
-        if seen is not None:
-            needed, most_made = max(needed, stands - seen), max(most_made, made)
+        if stood is not None:
+            needed, most_made = max(needed, stands - stood), max(most_made, made)
     return Needs(needed, most_made, beside + more)
 
 

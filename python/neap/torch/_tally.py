@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 _MOST = 64
-"""Kinds beyond so many count as one."""
+"""The most kinds that are counted by themselves; all others count as one."""
 
 
 @dataclass
 class Kind:
-    """Iterations in which autograd saved as many tensors.
+    """Iterations in which autograd saved the same number of tensors.
 
     Attributes:
         saved_tensors: how many; -1 for all kinds beyond the first 64.
@@ -39,13 +39,14 @@ class Tally:
         self._found: dict[int, tuple[Kind, Counter[int]]] = {}
 
     def ended(self, tensors: int, saved: int, way: str, over: bool, steps: int = 1) -> None:
-        """An iteration of so many steps has ended.
+        """An iteration has ended.
 
         Args:
             tensors: how many tensors autograd saved in it.
             saved: their bytes.
             way: the attribute of :class:`Kind` that counts how it ran, or nothing.
             over: whether it reserved more than the budget.
+            steps: how many steps of the first optimizer it was.
         """
         if tensors not in self._found and len(self._found) >= _MOST:
             tensors = -1

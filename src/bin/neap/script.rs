@@ -7,11 +7,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use neap::device::{builtin, profile};
-use neap::job::json::{LARGEST, write};
+use neap::job::json::{self, LARGEST};
 use neap::plan::script::{self, Ask, Problem};
 use neap::units::Bytes;
 use serde::Deserialize;
-use serde_json::json;
 
 use crate::output::{self, Answer};
 use crate::settings;
@@ -80,7 +79,9 @@ pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
             output::raw(&serde_json::to_vec(&times)?)?;
         }
         Question::Card { name } => {
-            output::raw(&serde_json::to_vec(&json!({ "device": builtin::like(name) }))?)?;
+            output::raw(&serde_json::to_vec(
+                &serde_json::json!({ "device": builtin::like(name) }),
+            )?)?;
         }
         Question::Plan { device } => {
             let Asked { problem, ask } = Asked::read()?;
@@ -90,7 +91,7 @@ pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
         }
         Question::Graph { output } => {
             let problem = Asked::read()?.problem;
-            write(output, &script::graph(&problem)?)?;
+            json::write(output, &script::graph(&problem)?)?;
         }
     }
     Ok(Answer::Yes)

@@ -136,7 +136,6 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     }
     let missed = reports.reports.is_empty() || reports.reports.iter().any(|r| r["met"] == false);
-    let off = env::var_os("NEAP_OFF").is_some_and(|off| off == "1");
     if as_json {
         output::json(&Value::Array(reports.reports))?;
     } else if reports.reports.is_empty() {
@@ -147,7 +146,7 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                 .to_owned(),
         });
     }
-    if flags.strict && missed && !off && status.success() {
+    if flags.strict && missed && !is_off() && status.success() {
         note("note: it is not known that the budget is met: with --strict, exit code 1");
         return Ok(Answer::Code(1));
     }
@@ -156,7 +155,7 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 
 /// The plan for the script's first steps, made on a dry device that is like the first GPU here.
 fn scout(flags: &Flags, unpacked: &Unpacked, folder: &Path) -> anyhow::Result<Option<PathBuf>> {
-    if env::var_os("NEAP_OFF").is_some_and(|off| off == "1") {
+    if is_off() {
         return Ok(None);
     }
     let card = match Card::here() {
@@ -168,6 +167,11 @@ fn scout(flags: &Flags, unpacked: &Unpacked, folder: &Path) -> anyhow::Result<Op
     };
     note("note: --scout: the first steps run on the dry device");
     Rehearsal { flags, card: &card, unpacked }.plan(folder)
+}
+
+/// Whether the user turned neap off.
+fn is_off() -> bool {
+    env::var_os("NEAP_OFF").is_some_and(|off| off == "1")
 }
 
 /// The command's exit code; of one that a signal ended, what a shell gives.
