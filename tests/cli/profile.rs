@@ -305,14 +305,25 @@ fn a_replanned_run_computes_the_same() {
         "60%",
         "--latencies",
         "host.csv",
+        "--no-recompute",
         "-o",
         "job.plan.json",
     ]);
     let plain = folder.json(&["run", "job.graph.json", "--iterations", "9"]);
     assert_eq!(plain["changes"], Value::Null);
-    let arguments =
-        ["run", "job.plan.json", "--iterations", "9", "--throttle-link", "0.001@3", "--replan"];
-    let run = folder.json(&arguments);
+    // Operators that a busy machine slows down stay below this threshold: a plan made for them
+    // may have no copies, or not be ready before the run ends.
+    let run = folder.json(&[
+        "run",
+        "job.plan.json",
+        "--iterations",
+        "9",
+        "--throttle-link",
+        "0.001@3",
+        "--replan",
+        "--replan-threshold",
+        "9",
+    ]);
     assert_eq!(run["checksum"], plain["checksum"]);
     assert_eq!(run["losses"], plain["losses"]);
     assert_eq!(run["iterations_ns"].as_array().map(Vec::len), Some(9));
