@@ -111,6 +111,7 @@ def operators() -> tuple[list[Operator], list[Operator], list[Operator]]:
         if not on_device or _has(full, "BackendSelect"):
             continue
         call = getattr(getattr(torch.ops.aten, base), overload or "default")
+        vars(call)  # Python makes this dictionary when first asked: not in the script's first step.
         written = [
             a
             for a in call._schema.arguments
