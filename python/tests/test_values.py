@@ -60,7 +60,8 @@ results = [
     torch.full((2,), 3, device=device), x.clamp(2, 5), x.max(1).indices, x.topk(2, 1).values,
     torch.isfinite(x.float()).all(), torch.equal(x, x + 0), torch.equal(x, x + 1),
     x[:, 1:3].clone(), x.to(torch.int32), torch.vmap(lambda row: row.sum())(x),
-    torch.where(mask, torch.zeros((), device=device), -1.0) < 0,
+    torch.where(mask, torch.zeros((), device=device), -1.0) < 0, 2 << ids, 99 >> ids, 5 & ids,
+    100 // ids, 10 % ids, 2**ids, torch.bitwise_left_shift(1, ids),
 ]
 for n, result in enumerate(results):
     print(">", n, result.tolist() if isinstance(result, torch.Tensor) else result)

@@ -39,12 +39,6 @@ _MADE = "arange range eye linspace logspace full"
 _WHOLE = _names("copy_ fill_ zero_")
 FOLLOWED = _ELEMENTWISE | _WHOLE | _names(_REDUCED, _MOVED, _MADE)
 
-NUMBERED = _names(
-    """add sub mul div true_divide floor_divide remainder fmod rsub pow where minimum maximum
-    bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge"""
-)
-"""Operators that may get a number for their first tensor."""
-
 _APART = _names(
     """squeeze_ unsqueeze_ transpose_ t_ as_strided_ swapaxes_ swapdims_ detach_ resize_ resize_as_
     set_ record_stream requires_grad_ rename_ retain_grad sparse_resize_ sparse_resize_and_clear_
@@ -118,10 +112,11 @@ def operators() -> tuple[list[Operator], list[Operator], list[Operator]]:
             if (a.alias_info and a.alias_info.is_write)
             or (base in RUNNING and a.name.startswith("running_"))
         ]
+        with_names = any(argument.kwarg_only for argument in written)
         found = Operator(
             name,
             call,
-            _numbers(call, 0 if base in NUMBERED else 1),
+            _numbers(call, 1 if written and not with_names else 0),
             base in FOLLOWED or base.rstrip("_") in FOLLOWED,
             tuple(argument.name for argument in written),
             base in _WHOLE,
@@ -130,7 +125,7 @@ def operators() -> tuple[list[Operator], list[Operator], list[Operator]]:
         if not written:
             if found.computed or base in CLEARING:
                 plain.append(found)
-        elif any(argument.kwarg_only for argument in written):
+        elif with_names:
             with_out.append(found)
         else:
             in_place.append(found)
@@ -142,9 +137,12 @@ def _has(name: str, key: str) -> bool:
 
 
 def _numbers(call: Any, first: int) -> tuple[int, ...]:
-    """The places, from the first one on, of tensors for which a number may come."""
-    return tuple(
+    """The places, from the first one on, of tensors for which a number may come: it comes as the
+    other operand of a tensor.
+    """
+    places = [
         place
         for place, argument in enumerate(call._schema.arguments)
-        if place >= first and not argument.kwarg_only and str(argument.type) == "Tensor"
-    )
+        if not argument.kwarg_only and str(argument.type) == "Tensor"
+    ]
+    return tuple(place for place in places if place >= first) if len(places) > 1 else ()
