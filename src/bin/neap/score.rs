@@ -53,7 +53,9 @@ pub struct Flags {
 /// The devices on which jobs are tried, with the memory sizes of the paper.
 const TRIED: [&str; 3] = ["rtx4060", "rtx3060", "a100-40g"];
 
-/// Figures that the xMem paper prints. Its truths were capped at the estimate and read from NVML.
+/// Figures of the xMem paper, whose truths were capped at the estimate and read from NVML. What
+/// runs conserve and their times are printed there; errors and failures follow from its published
+/// raw results.
 struct Published {
     name: &'static str,
     /// The median relative error, in thousandths.
@@ -257,10 +259,11 @@ fn text(scores: &[Score], options: &Options) -> String {
     }
     format!(
         "{jobs}\n{all}\n{}",
-        "Published figures are of other jobs: they used capped truth and NVML. A run is a job on a \
-         device; it fails when the verdict is wrong, or\nwhen the job fits and dies capped at its \
-         estimate. Context is outside both. MCP (Eq. 7 of the xMem paper) counts a failed run as \
-         the\nwhole device lost; the columns behind it count only a wrong verdict so."
+        "Published figures are of other jobs, on two devices: they used capped truth and NVML. \
+         Errors and failures are of the\npaper's raw results, which it does not print. A run is \
+         a job on a device; it fails when the verdict is wrong, or\nwhen the job fits and dies \
+         capped at its estimate. Context is outside both. MCP (Eq. 7 of the xMem paper) counts a \
+         failed run as the\nwhole device lost; the columns behind it count only a wrong verdict so."
     )
 }
 

@@ -1,5 +1,5 @@
 //! A learned predictor of latencies for operators that no table covers: TENSILE's cold start
-//! (section IV-C of the paper).
+//! (section IV-A of the paper).
 //!
 //! Each kind of operator has a network of four layers ([`network`]). Its inputs are the load and
 //! the logarithms of extents, arguments and the roofline's counts ([`features`]). A model answers
