@@ -333,9 +333,12 @@ def at_once(rows, known, real):
     part = weight(known)
     yield (f"**Fig. 6: one to {COPIES} copies of each net launched at once, MSR / EOR / CBR, mean of {crowd.RUNS} runs at other real latencies. Physical accounting, saving "
            f"against freeing nothing. {real}** The paper has curves without numbers. In words: TENSILE has the best MSR and CBR in most workloads, and TENSILEup saves most; "
-           "TENSILE's MSR falls slowly with the number of copies, VGG-16 excepted; Capuchin's EOR rises steeply with the number of copies; vDNN's falls. "
-           "Here two of these do not hold: Capuchin's EOR falls with the number of copies (VGG-16) or stays below 1.2 (the paper's Capuchin measures and evicts passively, this one knows all latencies exactly); "
-           "and TENSILEcs saves as much as TENSILEup or more in most cells (its predictor knows operators like the nets' own).")
+           "TENSILE's MSR falls slowly with the number of copies, VGG-16 excepted; "
+           "Capuchin's EOR rises steeply with the number of copies; vDNN's falls. Here two "
+           "of these do not hold: Capuchin's EOR falls with the number of copies (VGG-16) or"
+           " stays below 1.2 (the paper's Capuchin measures and evicts passively, this one "
+           "knows all latencies exactly); and TENSILEcs saves as much as TENSILEup or more "
+           "in most cells (its predictor knows operators like the nets' own).")
     body = []
     for net in [net for net in NETS if find(rows, net=net, device="a6000")]:
         for name in CROWD:

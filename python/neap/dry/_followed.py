@@ -112,11 +112,11 @@ def operators() -> tuple[list[Operator], list[Operator], list[Operator]]:
             if (a.alias_info and a.alias_info.is_write)
             or (base in RUNNING and a.name.startswith("running_"))
         ]
-        with_names = any(argument.kwarg_only for argument in written)
+        into_out = any(argument.kwarg_only for argument in written)
         found = Operator(
             name,
             call,
-            _numbers(call, 1 if written and not with_names else 0),
+            _numbers(call, 1 if written and not into_out else 0),
             base in FOLLOWED or base.rstrip("_") in FOLLOWED,
             tuple(argument.name for argument in written),
             base in _WHOLE,
@@ -125,7 +125,7 @@ def operators() -> tuple[list[Operator], list[Operator], list[Operator]]:
         if not written:
             if found.computed or base in CLEARING:
                 plain.append(found)
-        elif with_names:
+        elif into_out:
             with_out.append(found)
         else:
             in_place.append(found)
