@@ -86,6 +86,19 @@ class Holder:
         _forget(weak)
         return gone
 
+    def renew(self) -> None:
+        """What came back is held as if it had just been saved: a function of the user's may have
+        changed it since.
+        """
+        assert self.here is not None
+        self.seen, self.base, self.version = (
+            self.here,
+            self.here.untyped_storage(),
+            self.here._version,
+        )
+        self.key = self.base._cdata
+        self.host, self.left, self.coming = None, False, False
+
     def fetch(self) -> None:
         """The bytes are on the device: copied at once, if they are on the host alone."""
         if self.coming:

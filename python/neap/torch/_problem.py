@@ -13,6 +13,7 @@ from neap.torch import _states
 from neap.torch._graph import Iteration, Life
 from neap.torch._ranges import Range
 from neap.torch._recorder import Recorder
+from neap.torch._schedule import MOST_ASKED
 from neap.torch._storage import Saved, Storage
 
 _ROLES = {"parameter": "parameter", "optimizer_state": "optimizer_state"}
@@ -127,13 +128,11 @@ class Problem:
 
     def _pack(self, found: Iteration, saved: Saved) -> dict[str, Any]:
         place, count = found.place, len(found.nodes)
-        asked = saved.unpacked is not None and saved.unpacked <= found.end
+        asked = [one for one in saved.asked[:MOST_ASKED] if one[0] <= found.end]
         return {
             "storage": None if saved.storage is None else self._number[saved.storage],
             "packed": place.get(saved.packed + 1, count),
-            "unpacked": place.get(saved.unpacked or 0, count) if asked else None,
-            "last": place.get(saved.last_unpacked or 0, 0) if saved.last_unpacked else 0,
-            "order": saved.order,
+            "asked": [{"place": place.get(at, count), "order": order} for at, order in asked],
         }
 
     def _range(self, one: Range, inside: int | None) -> dict[str, Any]:
@@ -144,7 +143,7 @@ class Problem:
             "cut": one.cut,
             "again": one.again,
             "over": one.over,
-            "order": one.trigger.order,
+            "order": one.trigger.first[1],
             "brings": self._numbers(one.brings),
             "inputs": self._numbers(one.inputs),
             "saved": [s.place for s in one.saved],

@@ -137,16 +137,16 @@ def _judge(
     where = f"{call.kind}: "
     if call.why_not is not None:
         return where + call.why_not
-    asked = [s for s in saved if s.unpacked is not None]
-    if any(s.unpacks > 1 for s in saved):
+    asked = [s for s in saved if s.asked]
+    if any(len(s.asked) > 1 for s in saved):
         return where + "backward asks twice for one of its saved tensors"
     if not asked or any(s.subclass for s in saved):
         return where + "it saves something other than plain tensors"
-    trigger = min(asked, key=lambda s: (s.unpacked, s.order))
-    last = max(s.last_unpacked or 0 for s in asked)
-    if last > found.end or (trigger.unpacked or 0) < call.after:
+    trigger = min(asked, key=lambda s: s.first)
+    last = max(s.last for s in asked)
+    if last > found.end or trigger.first[0] < call.after:
         return where + "its backward is not in the same iteration, after it"
-    again, over = found.place[trigger.unpacked or 0], found.place[last] + 1
+    again, over = found.place[trigger.first[0]], found.place[last] + 1
     if again >= len(found.nodes):
         return where + "backward asks for nothing of it"
     inputs = list(dict.fromkeys(s for s in call.storages if s is not None))
@@ -248,13 +248,13 @@ def _operator(
         return None
     if node.kind != KINDS[name].operator or node.makes[:1] != [storage]:
         return None
-    if any(s.unpacked is None or s.unpacks > 1 or s.subclass for s in packs):
+    if any(len(s.asked) != 1 or s.subclass for s in packs):
         return None
-    trigger = min(packs, key=lambda s: (s.unpacked or 0, s.order))
-    last = max(s.last_unpacked or 0 for s in packs)
-    if last > found.end or (trigger.unpacked or 0) <= node.op.index:
+    trigger = min(packs, key=lambda s: s.first)
+    last = max(s.last for s in packs)
+    if last > found.end or trigger.first[0] <= node.op.index:
         return None
-    again, over = found.place[trigger.unpacked or 0], found.place[last] + 1
+    again, over = found.place[trigger.first[0]], found.place[last] + 1
     if again >= len(found.nodes):
         return None
     inputs = list(dict.fromkeys(s.storage for s in asked if s.storage is not None))

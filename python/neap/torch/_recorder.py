@@ -321,13 +321,8 @@ class Recorder(TorchDispatchMode):
         tensor = self._value(packed[1])
         if self._exact.busy or saved is None:
             return tensor
-        now = len(self.ops)
-        if saved.unpacked is None:
-            saved.unpacked = now
-            saved.order = self._unpacked
+        saved.asked.append((len(self.ops), self._unpacked))
         self._unpacked += 1
-        saved.unpacks += 1
-        saved.last_unpacked = now
         return tensor
 
     def _value(self, kept: torch.Tensor | Holder | Handle) -> torch.Tensor:

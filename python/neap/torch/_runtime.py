@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from neap.torch._due import Due, asked, due
 from neap.torch._enforce import Growth, reserved_now
 from neap.torch._guard import ALONE, Guard, each, entry, meant
 from neap.torch._holder import Counts, Handle, Holder, fault, fills, flat, kept, moved
@@ -27,7 +28,7 @@ from neap.torch._pinned import host_memory
 from neap.torch._policy import Policy
 from neap.torch._recompute import Recompute
 from neap.torch._remake import Made, Remakes
-from neap.torch._schedule import Due, Schedule, due
+from neap.torch._schedule import Schedule
 from neap.torch._spill import is_small
 from neap.torch._storage import PLAIN, blocks
 from neap.torch._tensors import bytes_of_elements
@@ -151,7 +152,7 @@ class Runtime:
         if schedule is not None:
             sizes = (bytes_of(view) for view, _ in schedule.expected)
             self._before = [0, *accumulate(sizes)]
-            self._points = due(schedule.at("pack")), due(schedule.at("unpack"))
+            self._points = due(schedule.at("pack")), asked(schedule)
         self.pages.follow(schedule)
         self.loans.device = self.device
         self.loans.relieve = self.differs
@@ -537,7 +538,7 @@ class Runtime:
             if self.loans.due:
                 self.loans.give(())
             return
-        points[number] = None
+        points[number] = todo.then
         if self.growth is not None and points is not self._at_backward:
             self.growth.look("pack" if points is self._packs else "unpack", number)
         holders = self._holders
@@ -576,7 +577,7 @@ class Runtime:
         for one, stages in waiting.items():
             reference = holders[one]
             holder = None if reference is None else reference()
-            if holder is None or holder.base is None:
+            if holder is None or (holder.base is None and not self._renewed(holder, stages[0])):
                 over.append(one)
                 continue
             # Two of its owners are `base` and `here`.
@@ -597,6 +598,16 @@ class Runtime:
             # What is to be dropped, too, was to be copied before.
             if any(holder.number in waiting for holder in leaving):
                 self._try_again()
+
+    def _renewed(self, holder: Holder, stage: str) -> bool:
+        """Whether what came back for one run of backward may leave until the next."""
+        if holder.here is None or stage != "out":
+            return False
+        if holder.coming and self._in is not None:
+            self._in.arrived(holder.number)
+        holder.renew()
+        self._by_storage[holder.key] = weakref.ref(holder)
+        return True
 
     def _may_leave(self, one: int, holder: Holder) -> bool:
         if holder.host is not None or holder.base is None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -54,6 +53,8 @@ _SLACK = 32
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What reading JSON raises whose values are not of the kind that is expected."""
 
+MOST_ASKED = 16
+"""Tensors that backward asks for more often stay from then on."""
 _MOST_STEPS = 64
 """More steps are not taken for one iteration."""
 _LARGEST = 1 << 50
@@ -61,33 +62,6 @@ _LARGEST = 1 << 50
 
 TRIM = "trim"
 """The action at a point of :attr:`Schedule.trims`, with the bytes."""
-
-
-class Due:
-    """What is to be done at a point, by its kind.
-
-    Attributes:
-        away: copies of activations to the host and drops, in order.
-        back: activations that come.
-        lent: actions for parameters.
-        turns: actions for optimizer states.
-        trim: how much more the allocator may reserve until the next point; memory is given back
-            if that is too much.
-    """
-
-    __slots__ = ("away", "back", "lent", "trim", "turns")
-
-    def __init__(self, actions: Actions) -> None:
-        self.away = [action for action in actions if action[0] in ("out", "drop")]
-        self.back = [one for what, one in actions if what == "in"]
-        self.lent = [action for action in actions if action[0] in ACTIONS]
-        self.turns = [action for action in actions if action[0] in TURNS]
-        self.trim = sum(more for what, more in actions if what == TRIM)
-
-
-def due(points: Sequence[Actions | None]) -> list[Due | None]:
-    """What is to be done at each of the points."""
-    return [None if actions is None else Due(actions) for actions in points]
 
 
 @dataclass
@@ -123,6 +97,8 @@ class Again:
 @dataclass
 class Schedule:
     """What is done when. Points are ``("pack", n)`` and ``("unpack", n)``: the n-th saved tensor.
+    Where backward runs through the graph again, ``("unpack", n)`` counts on: of 10 tensors the one
+    with number 3 is asked for at 3, and again at 13.
 
     Attributes:
         expected: for each saved tensor of an iteration its view and the function that made it.
@@ -221,7 +197,7 @@ class Schedule:
         """
         found: list[Actions | None] = [None] * (len(self.expected) + 1)
         for (of, number), actions in self.actions.items():
-            if of == kind:
+            if of == kind and number < len(self.expected):
                 found[number] = actions
         for of, number, more in self.trims:
             if of == kind:
@@ -370,7 +346,7 @@ def _count(value: Any) -> bool:
 def _points(schedule: Schedule) -> None:
     """Checks that points are those of an iteration, and each is there once."""
     saved = len(schedule.expected)
-    most = {"begin": 1, "backward": 1, "after": 1, "pack": saved, "unpack": saved}
+    most = {"begin": 1, "backward": 1, "after": 1, "pack": saved, "unpack": MOST_ASKED * saved}
     trims = [(kind, number) for kind, number, _ in schedule.trims]
     if len(set(trims)) < len(trims):
         raise ValueError("a point is there twice")

@@ -102,7 +102,7 @@ def needs(recorder: Recorder, found: Iteration, seldom: int) -> Needs:
         storage = one.storage
         lasts = storage is None or storage.persistent or is_small(storage.bytes)
         if one.iteration == found.which and storage is not None and not lasts:
-            for at in (one.packed + 1, one.unpacked, one.last_unpacked):
+            for at in {one.packed + 1, *(place for place, _ in one.asked)}:
                 if at in found.place:
                     passes[found.place[at]] += storage.bytes
     needed = most_made = made = beside = 0

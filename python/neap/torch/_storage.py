@@ -121,7 +121,8 @@ class Saved:
     Attributes:
         place: how many were saved before it in the iteration.
         packed: the operator after which it was saved.
-        unpacked: the operator before which backward first asked for it.
+        asked: each time backward asked for it, in order: the operator before which it did, and how
+            many askings of the iteration came before.
         view: dtype, shape, strides and offset as saved.
         node: the name of the function that made the saved tensor, empty for a leaf.
         module: the path of the module that ran.
@@ -134,15 +135,21 @@ class Saved:
     node: str
     module: str
     iteration: int
-    unpacked: int | None = None
-    last_unpacked: int | None = None
-    order: int = 0
-    """How many unpackings of the iteration came before the first of this one."""
-    unpacks: int = 0
+    asked: list[tuple[int, int]] = field(default_factory=list)
     subclass: bool = False
     """It dispatches by itself."""
     recipe: tuple[str, list[Saved]] | None = None
     """How its storage can be made again: autograd's function, and what that saved of its inputs."""
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """The first of :attr:`asked`."""
+        return self.asked[0]
+
+    @property
+    def last(self) -> int:
+        """The operator before which backward asked for it last."""
+        return self.asked[-1][0]
 
 
 @dataclass(eq=False)

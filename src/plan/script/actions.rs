@@ -8,13 +8,14 @@ use serde::Serialize;
 use super::graph::{self, Is, Planned};
 use super::loans;
 use super::updates;
-use super::world::{Activation, Change, World, blocks};
+use super::world::{Change, World, blocks};
 use crate::contract::Event;
 use crate::sim::engine::Run;
 use crate::sim::program::{Direction, Program};
 use crate::units::TensorId;
 
-/// A point at which the package acts: its kind, and its number among those.
+/// A point at which the package acts: its kind, and its number among those. The number of
+/// `("unpack", n)` counts on after the last saved tensor with those that are asked for again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Point(pub &'static str, pub usize);
 
@@ -81,11 +82,13 @@ pub struct Plan<'p> {
 }
 
 impl Plan<'_> {
-    /// The start and end of a tensor's first copy.
-    fn copy(&self, direction: Direction, tensor: TensorId) -> Option<(u64, u64)> {
+    /// The start and end of a tensor's copy, by how many of its copies come before.
+    fn copy(&self, direction: Direction, tensor: TensorId, before: usize) -> Option<(u64, u64)> {
         let copies = self.program.copies.iter().zip(&self.run.copies);
         let own = copies.filter(|(c, _)| c.direction == direction && c.tensor == tensor);
-        own.map(|(_, &(start, end))| (start.0, end.0)).min()
+        let mut own: Vec<(u64, u64)> = own.map(|(_, &(start, end))| (start.0, end.0)).collect();
+        own.sort_unstable();
+        own.get(before).copied()
     }
 
     /// The first step that starts at an instant or later.
@@ -93,14 +96,16 @@ impl Plan<'_> {
         self.run.steps.partition_point(|step| step.0.0 + 1 < instant)
     }
 
-    /// The first step that starts after the tensor's first copy to the host has ended.
-    fn left(&self, tensor: TensorId, otherwise: usize) -> usize {
-        self.copy(Direction::D2h, tensor).map_or(otherwise, |copy| self.step_from(copy.1))
+    /// The first step that starts after a copy of the tensor to the host has ended.
+    fn left(&self, tensor: TensorId, before: usize, otherwise: usize) -> usize {
+        let copy = self.copy(Direction::D2h, tensor, before);
+        copy.map_or(otherwise, |copy| self.step_from(copy.1))
     }
 
-    /// The first step that starts after the tensor's first copy to the device has begun.
-    fn comes(&self, tensor: TensorId) -> usize {
-        self.copy(Direction::H2d, tensor).map_or(0, |copy| self.step_from(copy.0))
+    /// The first step that starts after a copy of the tensor to the device has begun.
+    fn comes(&self, tensor: TensorId, before: usize) -> usize {
+        let copy = self.copy(Direction::H2d, tensor, before);
+        copy.map_or(0, |copy| self.step_from(copy.0))
     }
 }
 
@@ -122,10 +127,12 @@ fn moments(world: &World<'_>, lends: bool) -> Vec<Moment> {
     let mut found: Vec<(usize, i64, Point)> = Vec::new();
     for (number, pack) in world.iteration.packs.iter().enumerate() {
         found.push((world.at(pack.packed), -1, Point("pack", number)));
-        let Some(unpacked) = pack.unpacked else { continue };
-        let ahead = triggers.get(&unpacked).is_some_and(|&order| pack.order <= order);
-        let place = if ahead { world.before(unpacked) } else { world.at(unpacked) };
-        found.push((place, i64::from(pack.order), Point("unpack", number)));
+        for (time, asked) in pack.asked.iter().enumerate() {
+            let ahead = triggers.get(&asked.place).is_some_and(|&order| asked.order <= order);
+            let place = if ahead { world.before(asked.place) } else { world.at(asked.place) };
+            let point = Point("unpack", time * world.iteration.packs.len() + number);
+            found.push((place, i64::from(asked.order), point));
+        }
     }
     if let Some((_, first, after)) = loans::backward(world).filter(|_| lends) {
         found.push((first, -2, Point("backward", 0)));
@@ -166,6 +173,10 @@ pub fn actions(world: &World<'_>, planned: &Planned, plan: &Plan<'_>, divisible:
             }
             Event::Recompute { .. } => {}
         }
+    }
+    for times in times.values_mut() {
+        times.outs.sort_unstable();
+        times.ins.sort_unstable();
     }
     let mut made = Actions::default();
     let mut moves = activations(world, planned, plan, &moments, &times, &mut made.moved);
@@ -247,6 +258,20 @@ impl Actions {
     }
 }
 
+/// One absence of an activation: what the plan says of it, and where it may be.
+struct Absence {
+    out: usize,
+    /// The activation's, among those that move.
+    number: usize,
+    tensor: TensorId,
+    storage: usize,
+    /// How many of its absences come before.
+    before: usize,
+    back: usize,
+    leaves: usize,
+    home: usize,
+}
+
 /// The ways of activations, those that leave first in front.
 fn activations(
     world: &World<'_>,
@@ -267,26 +292,35 @@ fn activations(
             held.entry(storage).or_insert(number);
         }
     }
-    let mut all: Vec<(usize, usize, TensorId, Activation, usize)> = Vec::new();
+    let mut all: Vec<Absence> = Vec::new();
     for (&tensor, times) in times {
         let Is::Activation(one) = planned.is(world, tensor) else { continue };
-        if let (Some(&out), Some(&back)) = (times.outs.last(), times.ins.last()) {
-            all.push((out, moved.len(), tensor, world.movable[one], back));
-            moved.push(world.movable[one].storage);
+        let storage = world.movable[one].storage;
+        let absences = &world.movable[one].absences;
+        let known = all.len();
+        for (before, (&out, &back)) in times.outs.iter().zip(&times.ins).enumerate() {
+            if let Some(&(leaves, home)) = absences.iter().find(|&&(_, home)| back <= home) {
+                let number = moved.len();
+                all.push(Absence { out, number, tensor, storage, before, back, leaves, home });
+            }
+        }
+        if all.len() > known {
+            moved.push(storage);
         }
     }
-    all.sort_by_key(|&(out, number, ..)| (out, number));
+    all.sort_by_key(|one| (one.out, one.number));
     let end = moments.len().saturating_sub(1);
-    let way = |(out, one, tensor, activation, back): (usize, _, _, Activation, usize)| {
-        let copied = plan.left(tensor, out).max(activation.leaves);
+    let way = |one: Absence| {
+        let Absence { out, back, leaves, tensor, before, .. } = one;
+        let copied = plan.left(tensor, before, out).max(leaves);
         // Pack and unpack come one after another; what is due between two waits for the later.
-        let begin = first(moments, out.max(activation.leaves))?;
-        let begin = begin.max(held.get(&activation.storage).copied().unwrap_or(0));
+        let begin = first(moments, out.max(leaves))?;
+        let begin = begin.max(held.get(&one.storage).copied().unwrap_or(0));
         let drop = first(moments, copied)?.max(begin);
-        let home = first(moments, activation.returns).unwrap_or(end);
-        let back = first(moments, back.max(plan.comes(tensor))).unwrap_or(end).min(home);
-        let bytes = world.problem.storages[activation.storage].blocks().cast_signed();
-        let what = What::Activation(one);
+        let home = first(moments, one.home).unwrap_or(end);
+        let back = first(moments, back.max(plan.comes(tensor, before))).unwrap_or(end).min(home);
+        let bytes = world.problem.storages[one.storage].blocks().cast_signed();
+        let what = What::Activation(one.number);
         (begin < home && drop < back).then_some(Move {
             what,
             bytes,
@@ -317,7 +351,7 @@ fn loan_moves(
         let needed = about.uses.iter().copied().filter(|&p| p >= back).min().unwrap_or(after);
         let leaves =
             about.uses.iter().copied().filter(|&p| p < back).max().map_or(begin, |p| p + 1);
-        let copied = if number == 0 { plan.left(tensor, out).max(leaves) } else { leaves };
+        let copied = if number == 0 { plan.left(tensor, 0, out).max(leaves) } else { leaves };
         // Nothing changes the parameters from here on, so their copy may begin as early as this.
         let ask = first(moments, out.min(begin))?;
         let drop = first(moments, copied.max(begin))?;
@@ -326,7 +360,7 @@ fn loan_moves(
         while home > 0 && moments[home - 1].place == needed {
             home -= 1;
         }
-        let comes = if number == 0 { back.max(plan.comes(tensor)) } else { back };
+        let comes = if number == 0 { back.max(plan.comes(tensor, 0)) } else { back };
         let bring = first(moments, comes).unwrap_or(home).min(home);
         let bytes = blocks(about.bytes);
         let what = What::Loan(loan, home);
@@ -369,9 +403,9 @@ fn turns(
     }
     let end = moments.len();
     let way = |(_, update, states): Turn| {
-        let comes = states.iter().map(|&(_, t, back)| back.max(plan.comes(t))).min()?;
+        let comes = states.iter().map(|&(_, t, back)| back.max(plan.comes(t, 0))).min()?;
         let copied =
-            states.iter().map(|&(_, t, _)| plan.left(t, update + 1)).max()?.max(update + 1);
+            states.iter().map(|&(_, t, _)| plan.left(t, 0, update + 1)).max()?.max(update + 1);
         let home = last(moments, update)?;
         let come = first(moments, comes).unwrap_or(end - 1).min(home);
         let bytes = states.iter().map(|&(s, ..)| world.states[s].blocks().cast_signed()).sum();

@@ -75,8 +75,8 @@ pub fn graph(world: &World<'_>, divisible: bool) -> Result<Planned, GraphError> 
         let tensor = states + 1 + loans.len() + number;
         change.stand(-storages[one.storage].blocks().cast_signed(), one.born, one.gone);
         makes[one.born].push(tensor);
-        for place in (one.born + 1..one.leaves).chain(one.returns..one.gone) {
-            touches[place].push((tensor, written(place, &[one.storage])));
+        for (place, changed) in one.touches() {
+            touches[place].push((tensor, changed || written(place, &[one.storage])));
         }
     }
     for (number, loan) in loans.iter().enumerate() {

@@ -55,14 +55,14 @@ pub fn loans(world: &World<'_>) -> Vec<Loan> {
     let within = known.begin..=known.end;
     let mut asked_at = Vec::new();
     for pack in &world.iteration.packs {
-        let Some(unpacked) = pack.unpacked else { continue };
-        if within.contains(&unpacked) {
-            asked_at.push(world.before(unpacked));
-        }
+        let places = pack.asked.iter().map(|asked| asked.place);
+        let asked: Vec<usize> = places
+            .filter(|place| within.contains(place))
+            .map(|place| world.before(place))
+            .collect();
+        asked_at.extend_from_slice(&asked);
         if let Some(places) = pack.storage.and_then(|s| uses.get_mut(&s)) {
-            let asked = [unpacked, unpacked.max(pack.last)];
-            let asked = asked.into_iter().filter(|place| within.contains(place));
-            places.extend(asked.map(|place| world.before(place)));
+            places.extend(asked);
         }
     }
     asked_at.sort_unstable();

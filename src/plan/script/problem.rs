@@ -153,11 +153,18 @@ pub struct Pack {
     pub storage: Option<usize>,
     /// The place after it was saved.
     pub packed: usize,
-    /// The place before which backward asks for it; nothing if it does not within the iteration.
-    pub unpacked: Option<usize>,
-    /// The place before which backward asks for it last; 0 if never.
-    pub last: usize,
-    /// How many were asked for before it.
+    /// When backward asks for it within the iteration, in order: once for each run of backward
+    /// through the graph.
+    pub asked: Vec<Asked>,
+}
+
+/// One time at which backward asks for a saved tensor.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// The place before which it does.
+    pub place: usize,
+    /// How many askings of the iteration came before.
     pub order: u32,
 }
 
@@ -244,8 +251,12 @@ impl Problem {
             }
             for pack in &iteration.packs {
                 known("the storage of a saved tensor", pack.storage.as_slice())?;
-                let places = [pack.packed, pack.unpacked.unwrap_or(0), pack.last];
+                let asked = pack.asked.iter().map(|asked| asked.place);
+                let places: Vec<usize> = asked.chain([pack.packed]).collect();
                 within("the place of a saved tensor", &places, operators + 1)?;
+                if !pack.asked.is_sorted_by_key(|asked| (asked.place, asked.order)) {
+                    return Err(ProblemError("a saved tensor asked for out of order".to_owned()));
+                }
             }
             for (number, range) in iteration.ranges.iter().enumerate() {
                 for list in [&range.brings, &range.inputs] {

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::problem::{Iteration, Life, Operator, Pack, Phase, PieceSize, Range, Role, Storage};
+use super::problem::{
+    Asked, Iteration, Life, Operator, Pack, Phase, PieceSize, Range, Role, Storage,
+};
 use super::{Answer, Ask, Problem, plan};
 use crate::device::{Profile, builtin};
 
@@ -79,9 +81,7 @@ fn chain(layers: &[Layer]) -> Problem {
     let packs = (0..n).map(|i| Pack {
         storage: Some(i),
         packed: i + 1,
-        unpacked: Some(2 * n - 1 - i),
-        last: 2 * n - 1 - i,
-        order: u32::try_from(n - 1 - i).unwrap(),
+        asked: vec![Asked { place: 2 * n - 1 - i, order: u32::try_from(n - 1 - i).unwrap() }],
     });
     let ranges = (1..n).filter(|&i| layers[i].again).map(|i| Range {
         call: None,
@@ -116,6 +116,32 @@ fn chain(layers: &[Layer]) -> Problem {
     }
 }
 
+/// The chain with a second backward through its graph in place of the updates. Layer i's is
+/// operator 3n − 1 − i.
+fn twice(layers: &[Layer]) -> Problem {
+    let mut problem = chain(layers);
+    let n = layers.len();
+    let outputs: Vec<u64> = problem.storages[..n].iter().map(Storage::blocks).collect();
+    let always: u64 = problem.storages[n..].iter().map(Storage::blocks).sum();
+    for place in n..3 * n {
+        let alive = 0..(3 * n - place).min(n);
+        let operators = &mut problem.usual.operators;
+        let like = operators[n + place % n].clone();
+        operators[place] = Operator {
+            name: format!("op{place}"),
+            standing: always + outputs[alive].iter().sum::<u64>(),
+            ..like
+        };
+    }
+    for (i, pack) in problem.usual.packs.iter_mut().enumerate() {
+        let first = pack.asked[0];
+        let order = first.order + u32::try_from(n).unwrap();
+        pack.asked.push(Asked { place: 3 * n - 1 - i, order });
+        problem.usual.lives[i].end = 3 * n - i;
+    }
+    problem
+}
+
 fn device() -> Profile {
     builtin::find("a6000").unwrap()
 }
@@ -133,35 +159,42 @@ fn unplanned(problem: &Problem) -> u64 {
 /// again. States count as here.
 fn counted(problem: &Problem, answer: &Answer) -> u64 {
     let n = problem.usual.packs.len();
+    let runs = problem.usual.packs[0].asked.len();
     let again: BTreeSet<usize> =
         answer.ranges.iter().map(|&range| problem.usual.ranges[range].brings[0]).collect();
-    // By output: the operator before which it goes, and that before which it is back.
-    let mut away = vec![None; n];
+    // By output: the operators before which it goes, and those before which it is back.
+    let mut away = vec![(Vec::new(), Vec::new()); n];
     for &(kind, number, ref things) in &answer.actions.actions {
         // What is done as a tensor is saved happens before the operator after its layer; as one is
         // asked for, before its backward.
-        let before = if kind == "pack" { number + 1 } else { 2 * n - 1 - number };
+        let before =
+            if kind == "pack" { number + 1 } else { (2 + number / n) * n - 1 - number % n };
         for &(what, one) in things {
-            let way = away[answer.actions.moved[one]].get_or_insert((usize::MAX, usize::MAX));
+            let (goes, backs) = &mut away[answer.actions.moved[one]];
             match what {
-                "drop" => way.0 = before,
-                "in" => way.1 = before,
+                "drop" => goes.push(before),
+                "in" => backs.push(before),
                 _ => assert_eq!(what, "out"),
             }
         }
     }
+    for (goes, backs) in &mut away {
+        goes.sort_unstable();
+        backs.sort_unstable();
+    }
     let always: u64 = problem.storages[n..].iter().map(|storage| storage.blocks()).sum();
     let here = |i: usize, place: usize| {
-        let backward = 2 * n - 1 - i;
+        let backward = (1 + runs) * n - 1 - i;
         let kept_for_next = again.contains(&(i + 1)) && place <= backward;
         let there = place >= i && place <= backward;
         let dropped = again.contains(&i) && place > i + 1 && place < backward;
-        let moved = away[i].is_some_and(|(go, back): (usize, usize)| place >= go && place < back);
+        let mut absences = away[i].0.iter().zip(&away[i].1);
+        let moved = absences.any(|(&go, &back)| place >= go && place < back);
         there && (!dropped || (kept_for_next && place == backward - 1)) && !moved
     };
     let standing =
         |place| (0..n).filter(|&i| here(i, place)).map(|i| problem.storages[i].blocks()).sum();
-    always + (0..2 * n).map(standing).max().unwrap_or(0u64)
+    always + (0..(1 + runs) * n).map(standing).max().unwrap_or(0u64)
 }
 
 #[test]
@@ -175,6 +208,20 @@ fn a_chain_is_held_to_half_of_its_outputs() {
     assert!(counted(&problem, &answer) <= budget, "{answer:?}");
     let unplanned: u64 = problem.usual.operators.iter().map(|operator| operator.ns).sum();
     assert!(answer.iteration_ns <= unplanned + unplanned / 20, "{answer:?}");
+}
+
+#[test]
+fn what_backward_asks_for_again_leaves_in_between() {
+    let layer = Layer { output: 32 * MIB, parameter: 512, ns: 4_000_000, again: false };
+    let problem = twice(&[layer; 12]);
+    assert!(problem.validate().is_ok());
+    let budget = unplanned(&problem) / 2;
+    let answer = plan(&problem, &device(), &ask(budget)).unwrap();
+    assert!(answer.met && answer.actions.peak_bytes <= budget, "{answer:?}");
+    assert!(counted(&problem, &answer) <= budget, "{answer:?}");
+    // All are there when the first backward has ended, unless some leave again.
+    let again = answer.actions.actions.iter().filter(|(_, number, _)| *number >= 12);
+    assert!(again.flat_map(|(_, _, things)| things).any(|&(what, _)| what == "in"), "{answer:?}");
 }
 
 #[test]
@@ -224,13 +271,14 @@ fn what_refers_to_nothing_is_refused() {
     let layer = Layer { output: MIB, parameter: 512, ns: 1000, again: true };
     let good = chain(&[layer; 4]);
     assert!(good.validate().is_ok());
-    let damages: [fn(&mut Problem); 8] = [
+    let damages: [fn(&mut Problem); 9] = [
         |p| p.usual.operators.clear(),
         |p| p.storages[0].bytes = u64::MAX,
         |p| p.lend.push(99),
         |p| p.usual.operators[0].reads.push(99),
         |p| p.usual.lives[0].let_go = 99,
-        |p| p.usual.packs[0].unpacked = Some(99),
+        |p| p.usual.packs[0].asked[0].place = 99,
+        |p| p.usual.packs[0].asked.insert(0, Asked { place: 12, order: 0 }),
         |p| p.usual.ranges[1].inside = Some(1),
         |p| p.usual.ranges[0].brings.clear(),
     ];

@@ -2,6 +2,7 @@
 //! the bytes that stand during each, and what can leave for the host meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 
 use super::problem::{Iteration, Phase, Problem, Role};
 use super::updates::{self, Piece, State};
@@ -18,20 +19,36 @@ pub struct Step {
     pub piece: Piece,
 }
 
-/// A storage that can leave between its last use in forward and its first in backward. Places are
-/// those of steps.
-#[derive(Clone, Copy, Debug)]
+/// A storage that can leave between its last use in forward and its first in backward, and between
+/// two runs of backward that both ask for it. Places are those of steps.
+#[derive(Clone, Debug)]
 pub struct Activation {
     /// The storage.
     pub storage: usize,
     /// The step that makes it.
     pub born: usize,
-    /// The first place at which nothing but autograd holds it.
-    pub leaves: usize,
-    /// The place before which backward asks for it.
-    pub returns: usize,
+    /// Where it can leave, in order: the first place at which nothing but autograd holds it, and
+    /// the place before which backward asks for it.
+    pub absences: Vec<(usize, usize)>,
     /// The place at which it is freed.
     pub gone: usize,
+}
+
+impl Activation {
+    /// The places at which it is on the device after its birth, with whether it counts as written
+    /// there: what came back is copied anew when it leaves again, since a function of the user's
+    /// may have changed it unseen.
+    #[must_use]
+    pub fn touches(&self) -> Vec<(usize, bool)> {
+        let backs = self.absences.iter().map(|&(_, back)| back);
+        let leaves = self.absences.iter().map(|&(leaves, _)| leaves).chain([self.gone]);
+        let here = iter::once(self.born + 1).chain(backs).zip(leaves).enumerate();
+        let within = |(number, (from, until)): (usize, (usize, usize))| {
+            let back = (1..self.absences.len()).contains(&number);
+            (from..until).map(move |place| (place, back && place == from))
+        };
+        here.flat_map(within).collect()
+    }
 }
 
 /// Bytes that come and go between places.
@@ -285,8 +302,9 @@ impl<'a> World<'a> {
     /// The place after backward's last use of what a range saved of a storage.
     fn asked(&self, storage: usize, range: &super::problem::Range) -> usize {
         let saved = range.saved.iter().map(|&number| &self.iteration.packs[number]);
-        let last = saved.filter(|pack| pack.storage == Some(storage)).map(|pack| pack.last).max();
-        last.filter(|&last| last > 0).map_or(range.over, |last| last + 1)
+        let own = saved.filter(|pack| pack.storage == Some(storage));
+        let last = own.filter_map(|pack| pack.asked.last()).map(|asked| asked.place).max();
+        last.map_or(range.over, |last| last + 1)
     }
 
     /// Storages that only ranges that run again have saved.
@@ -300,39 +318,78 @@ impl<'a> World<'a> {
     }
 
     fn can_leave(&self) -> Vec<Activation> {
-        let mut asked: BTreeMap<usize, usize> = BTreeMap::new();
-        let mut ask = |storage: usize, place: usize| {
-            let first = asked.entry(storage).or_insert(place);
-            *first = place.min(*first);
-        };
-        for (number, pack) in self.iteration.packs.iter().enumerate() {
-            if let (Some(storage), Some(unpacked)) = (pack.storage, pack.unpacked)
-                && !self.runs_again(number)
-            {
-                ask(storage, self.before[unpacked]);
-            }
-        }
-        for &range in &self.ranges {
-            let range = &self.iteration.ranges[range];
-            range.inputs.iter().for_each(|&input| ask(input, self.before[range.again]));
-        }
         let mut movable = Vec::new();
+        let rounds = self.rounds();
         for life in &self.iteration.lives {
             let storage = life.storage;
-            let Some(&returns) = asked.get(&storage) else { continue };
+            let Some(rounds) = rounds.get(&storage) else { continue };
             let small = self.problem.storages[storage].bytes < self.problem.smallest;
             if small || life.born.is_none() || life.over_the_end || life.held {
                 continue;
             }
             let (born, gone) = self.spans[storage];
-            let leaves = self.at[life.let_go];
-            // A swap needs an operator between that neither makes nor uses it.
-            if born < leaves && leaves < returns && returns < self.steps.len() {
-                movable.push(Activation { storage, born, leaves, returns, gone });
+            let mut leaves = self.at[life.let_go];
+            let mut absences = Vec::new();
+            for &(first, last) in rounds {
+                // A swap needs an operator between that neither makes nor uses it.
+                if born < leaves && leaves < first && first < self.steps.len() {
+                    absences.push((leaves, first));
+                }
+                leaves = last;
+            }
+            if !absences.is_empty() {
+                movable.push(Activation { storage, born, absences, gone });
             }
         }
         movable.sort_by_key(|one| (one.born, one.storage));
         movable
+    }
+
+    /// By storage: for each run of backward that asks for it the first place at which it is needed,
+    /// and the place after the last.
+    fn rounds(&self) -> BTreeMap<usize, Vec<(usize, usize)>> {
+        let mut asked: BTreeMap<usize, Vec<(usize, Option<usize>)>> = BTreeMap::new();
+        for (number, pack) in self.iteration.packs.iter().enumerate() {
+            if let Some(storage) = pack.storage.filter(|_| !self.runs_again(number)) {
+                let places = pack.asked.iter().map(|asked| (asked.place, Some(number)));
+                asked.entry(storage).or_default().extend(places);
+            }
+        }
+        for &range in &self.ranges {
+            let range = &self.iteration.ranges[range];
+            for &input in &range.inputs {
+                asked.entry(input).or_default().push((range.again, None));
+            }
+        }
+        asked.retain(|_, places| !places.is_empty());
+        let split = |(storage, mut places): (usize, Vec<(usize, Option<usize>)>)| {
+            places.sort_unstable();
+            // What is asked for a second time is asked for by another run of backward.
+            let mut rounds: Vec<Vec<usize>> = vec![Vec::new()];
+            let mut seen = BTreeSet::new();
+            for (place, pack) in places {
+                if pack.is_some_and(|pack| !seen.insert(pack)) {
+                    rounds.push(Vec::new());
+                    seen = pack.into_iter().collect();
+                }
+                rounds.last_mut().expect("there is one").push(place);
+            }
+            let mut found: Vec<(usize, usize)> = Vec::new();
+            for (number, round) in rounds.iter().enumerate() {
+                let next = rounds.get(number + 1).map_or(round[0], |next| next[0]);
+                found.push((self.before[round[0]], self.used(storage, round, next)));
+            }
+            (storage, found)
+        };
+        asked.into_iter().map(split).collect()
+    }
+
+    /// The place after the last use of a storage that is asked for at these places, before another.
+    fn used(&self, storage: usize, asked: &[usize], next: usize) -> usize {
+        let mut uses = (asked[0]..next).rev();
+        let last = uses.find(|&o| self.iteration.operators[o].reads.contains(&storage));
+        let last = asked.iter().copied().chain(last).max().unwrap_or(next);
+        self.at.get(last + 1).copied().unwrap_or(self.steps.len())
     }
 
     /// What a storage is for.
