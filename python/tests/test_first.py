@@ -101,6 +101,25 @@ def test_optimizers_that_step_by_turns_are_not_taken_to_be_gone() -> None:
     assert anew(said) == [] and report.planned + sum(report.unplanned.values()) == 8
 
 
+def test_an_optimizer_for_each_parameter() -> None:
+    def script() -> list[float]:
+        model = layers()
+        optimizers = [torch.optim.AdamW([one]) for one in model.parameters()]
+        losses = []
+        for _ in range(12):
+            loss = model(torch.randn(96, 16)).square().mean()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    _, report, said = watched(script)
+    assert anew(said) == [] and report.planned >= 7
+    assert report.planned + sum(report.unplanned.values()) == 12
+
+
 def test_a_plan_that_was_given_stays() -> None:
     model = layers()
     fitted = neap.torch.fit(model, torch.optim.SGD(model.parameters(), 0.1), "60%", "host")

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from neap.torch._watch import Watch
 
 _OTHERS = 8
-"""Steps of other optimizers, at least, after which the first one is taken to step no more."""
+"""Iterations, at least, after which the first one is taken to step no more."""
 
 
 class First:
@@ -40,7 +40,9 @@ class First:
         self._given = stays or bool(optimizers)
         self._gone = gone
         self._others = self._most_others = 0
-        """Steps of other optimizers since its last step; the most between two of its steps."""
+        """Iterations in which only others stepped since its last step; the most between two of its
+        steps. Optimizers that step one after another do so in one iteration.
+        """
         self._references = 0
         """How often it is referred to while an iteration runs."""
 
@@ -50,11 +52,18 @@ class First:
             self._most_others = max(self._most_others, self._others)
             self._others = 0
             return True
+        if not self._watch.backwards:
+            return False
         self._others += 1
         if not self._given and self._others > max(_OTHERS, 3 * self._most_others):
             self._begin_anew("the optimizer that stepped first steps no more")
             self._optimizers.append(optimizer)
         return False
+
+    def comes(self) -> None:
+        """An optimizer is going to step for the first time."""
+        if self._watch.backwards:
+            self.look()
 
     def saves(self) -> None:
         """The first tensor of an iteration has been saved."""

@@ -354,7 +354,7 @@ class Fit:
         self.runtime.reached("step")
         if any(known is optimizer for known in self._optimizers):
             return
-        self._first.look()
+        self._first.comes()
         self._optimizers.append(optimizer)
         if len(self._optimizers) == 1:
             # A script that was not changed shows its optimizer, and so its device, here. Its

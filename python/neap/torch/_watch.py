@@ -86,6 +86,7 @@ class Watch:
         """Whether a step's hooks may be running: none may be taken away then."""
         self.backward_depth = 0
         self.backwards = 0
+        """How many runs of backward there were since an optimizer stepped last."""
         self.closures = False
         """Whether a step was given a closure."""
         self._unnamed = ""
@@ -340,9 +341,9 @@ class Watch:
     @entry(lambda self, *step: self._step_is_over())
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._step_is_over()
-        self.backwards = 0
         for call in [*self.after_step]:
             call(optimizer)
+        self.backwards = 0
 
     def _step_is_over(self) -> None:
         self.stepping, self.within_step = None, False
