@@ -66,6 +66,8 @@ pub enum Across {
     Time,
     /// Events of a sequence: an instant of n ns is event number n.
     Events,
+    /// Sizes of what a script works on: n ns is the size n.
+    Sizes,
 }
 
 /// Draws curves and lines over time below a title, as an SVG document.
@@ -115,8 +117,11 @@ fn draw(
     let values =
         curves.iter().flat_map(|c| c.points).map(|p| p.1).chain(lines.iter().map(|l| l.value));
     let highest = values.max().unwrap_or(Bytes::ZERO).0.max(1);
-    let (units, what): (&[_], _) =
-        if across == Across::Time { (&TIMES, "time") } else { (&COUNTS, "event") };
+    let (units, what): (&[_], _) = match across {
+        Across::Time => (&TIMES, "time"),
+        Across::Events => (&COUNTS, "event"),
+        Across::Sizes => (&COUNTS, "size"),
+    };
     let (time, memory) = (Scale::of(end, units, 8), Scale::of(highest, &SIZES, 6));
     // Some room above the highest value.
     let top = highest.saturating_add(highest / 16);

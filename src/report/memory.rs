@@ -150,6 +150,7 @@ impl Stack {
         let (units, what): (&[_], _) = match self.across {
             Across::Time => (&TIMES, "time of the trace"),
             Across::Events => (&COUNTS, "allocator request"),
+            Across::Sizes => (&COUNTS, "size"),
         };
         let (time, memory) = (Scale::of(self.end, units, 8), Scale::of(highest, &SIZES, 6));
         let top = highest.saturating_add(highest / 12);

@@ -88,6 +88,8 @@ class Curve:
         self.peaks: dict[str, tuple[int, int, int]] = {}
         """By phase: the most allocated, the device, and the allocation that reached it."""
         self.phase_reserved: dict[str, int] = {}
+        self.step_peaks: dict[tuple[int, str], int] = {}
+        """By step and phase: the most allocated."""
         self.marks: list[dict[str, Any]] = []
         self._all_marks = list(memory.marks)
         self._next_mark = 0
@@ -152,6 +154,8 @@ class Curve:
         phase = self._phase(number)
         reserved = self.reserved.get(device, 0)
         self.phase_reserved[phase] = max(self.phase_reserved.get(phase, 0), reserved)
+        key = self.memory.places.step(number), phase
+        self.step_peaks[key] = max(self.step_peaks.get(key, 0), self.standing[device])
         best = self.peaks.get(phase)
         if best is None or self.standing[device] > best[0]:
             # Copying what stands at every new peak would take quadratic time; it is found again
@@ -182,6 +186,7 @@ class Curve:
             for phase, best in self.peaks.items()
         ]
         result: dict[str, Any] = {"phases": phases, "marks": self.marks[:MARKS]}
+        result["step_peaks"] = [[*key, bytes] for key, bytes in self.step_peaks.items()]
         result["categories_at_phase"] = [
             {"phase": phase, "categories": self._categories(standing)}
             for phase, standing in by_phase.items()

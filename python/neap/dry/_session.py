@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from neap._files import whole
 from neap.dry import _answers, _checks, _counters, _data_dependent, _objects, _ranks, when_imported
+from neap.dry._extents import Extents
 from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
 from neap.dry._lines import _kind
@@ -63,6 +64,7 @@ class Session:
         library = Library.found()
         self.memory = Memory(self.watch, library)
         self.reads = Reads(library)
+        self.extents = Extents(lambda: self.memory.steps)
         self.scratch = Scratch(asked.folder)
         self.storages = _storages()
         self.steps = 0
@@ -110,6 +112,7 @@ class Session:
         self._device = True
         self.memory.start(self.asked.snapshot is not None)
         self.reads.start()
+        self.watch.enter_root.append(guarded(self.extents.called))
         guarded(_counters.start)(self.watch.enter_module)
         guarded(_data_dependent.override)(self.asked.data_dependent)
         guarded(_answers.start)()
@@ -221,6 +224,7 @@ class Session:
             "last_made_up": last_made_up(),
             "steps": min(self.steps, self.asked.steps or self.steps),
             "devices": [],
+            "extents": self.extents.report(),
             "reads": self.reads.rows(),
             "data_dependent": _data_dependent.rows(),
             "late_bucket_bytes": _ranks.late_bucket_bytes(),

@@ -63,6 +63,8 @@ class Watch:
             calls a closure for the loss, after the first such call.
         around_backward: entered around each call of backward, with the tensors it begins at.
         enter_module, leave_module: called with the module and its path.
+        enter_root: called with the path of a module that is called from outside any other, and its
+            arguments.
         roots: the modules that were called from outside any other module, by name.
     """
 
@@ -74,6 +76,7 @@ class Watch:
         self.after_step: list[StepCallback] = []
         self.enter_module: list[Callable[[torch.nn.Module, str], None]] = []
         self.leave_module: list[Callable[[torch.nn.Module, str], None]] = []
+        self.enter_root: list[Callable[[str, Any, Any], None]] = []
         self.before_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[], None]] = []
         self.around_backward: Callable[[Sequence[Any]], AbstractContextManager[None]] | None = None
@@ -156,7 +159,7 @@ class Watch:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not self._modules:
                 return plain(module, *args, **kwargs)
-            enter(module)
+            enter(module, args, kwargs)
             try:
                 return plain(module, *args, **kwargs)
             finally:
@@ -259,7 +262,7 @@ class Watch:
         return self._main if thread == self._main_thread else self._others.get(thread)
 
     @entry(ends=True)
-    def _enter(self, module: torch.nn.Module) -> None:
+    def _enter(self, module: torch.nn.Module, args: Any = (), kwargs: Any = None) -> None:
         inside = self._inside()
         if inside is None:
             inside = self._others[threading.get_ident()] = _Inside()
@@ -273,6 +276,9 @@ class Watch:
             else:
                 self.name_root(module)
                 path = self._paths[module]
+        if not inside.modules:
+            for tell in [*self.enter_root]:
+                tell(path, args, kwargs or {})
         inside.modules.append(module)
         inside.paths.append(path)
         for call in [*self.enter_module]:

@@ -26,6 +26,9 @@ pub struct Process {
     pub phases: Vec<Phase>,
     /// Where phases begin.
     pub marks: Vec<PhaseMark>,
+    /// By step and phase: the most allocated.
+    pub step_peaks: Vec<(u64, String, u64)>,
+    pub extents: Extents,
     pub peak: Option<Peak>,
     pub categories_at_phase: Vec<PhaseCategories>,
     pub reads: Vec<Read>,
@@ -130,6 +133,15 @@ pub struct PhaseMark {
     pub event: u64,
     pub step: u64,
     pub phase: String,
+}
+
+/// The sizes of what the script calls its models with, as far as they vary.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Extents {
+    pub names: Vec<String>,
+    /// By step: the largest of each.
+    pub steps: Vec<(u64, Vec<u64>)>,
 }
 
 /// What stands at the peak of what is allocated.

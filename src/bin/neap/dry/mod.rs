@@ -25,6 +25,8 @@ mod prepare;
 #[cfg(target_os = "linux")]
 mod report;
 #[cfg(target_os = "linux")]
+mod sizes;
+#[cfg(target_os = "linux")]
 mod stubs;
 #[cfg(target_os = "linux")]
 pub mod unpack;
@@ -84,6 +86,13 @@ pub struct Flags {
     /// Draw memory over the first iterations by category.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// Predict the peak for another size of what the script calls its models with, from the sizes
+    /// that it ran with: 512, or 16x512 where two vary.
+    #[arg(long, value_name = "SIZE", value_parser = at)]
+    pub at: Option<At>,
+    /// Draw the peak over the size that varies, with the device's limit.
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot_sizes: Option<PathBuf>,
     /// What each cuDNN convolution asks for as its workspace.
     #[arg(long, value_name = "BYTES")]
     pub cudnn_workspace: Option<Bytes>,
@@ -111,6 +120,20 @@ pub struct Flags {
     /// The command that runs the script, after `--`.
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "prepare")]
     pub command: Vec<std::ffi::OsString>,
+}
+
+/// The sizes that `--at` names, one for each that varies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At(pub Vec<u64>);
+
+/// Reads sizes such as `512` or `16x512`.
+///
+/// # Errors
+/// When one is no positive number.
+pub fn at(text: &str) -> Result<At, String> {
+    let size = |part: &str| part.parse().ok().filter(|&size| size > 0 && size < 1 << 32);
+    let sizes: Option<Vec<u64>> = text.split('x').map(size).collect();
+    sizes.map(At).ok_or_else(|| format!("`{text}` is no size; give one such as 512, or 16x512"))
 }
 
 /// What sizes that depend on values are taken to be.

@@ -18,6 +18,7 @@ use super::found::{Found, Peak, Process, Python};
 use super::linux::Ending;
 use super::notes::{self, Certainty};
 use super::others::{self, Again};
+use super::sizes::{self, Sizes};
 use super::unpack::Unpacked;
 use super::verdicts::{self, Asked, Own, Runner, Says, Verdict};
 use super::{Flags, launch, on_cpu, plot};
@@ -111,10 +112,14 @@ pub fn report(
         let title = format!("{} on {}", command.join(" "), profile.name);
         plot::plot(&title, process, (&events, &allocations), &config, to)?;
     }
+    let available = flags.device_bytes.unwrap_or_else(|| profile.available());
+    let by_size = whole.and_then(|(_, process)| Sizes::of(process));
+    plot_sizes(flags, by_size.as_ref(), (&profile.name, available))?;
     let own = events::of_device(&events, process.main_device());
     let early = process.ended_by == "steps";
     let against = besides.recorded.map(|r| Against::of(r, &own, &config, &allocations, early));
     let mut form = object(run, outcome, smallest, &verdicts);
+    form["sizes"] = by_size.as_ref().map_or(Value::Null, |s| s.form(flags.at.as_ref(), available));
     // A run that did not end well has no peak to compare.
     let growth = besides.baseline.filter(|_| outcome == Outcome::Fits);
     let growth = growth.map(|before| before.against(&form, flags.tolerance)).transpose()?;
@@ -131,6 +136,9 @@ pub fn report(
             output::data(&peaks(profile, process, found.processes.len() > 1, outcome.is_whole()))?;
         }
         details(process)?;
+        if let Some(sizes) = &by_size {
+            output::data(&sizes.table(flags.at.as_ref(), &profile.name, available))?;
+        }
         if !verdicts.is_empty() {
             output::data(&verdicts::table(&verdicts))?;
         }
@@ -142,6 +150,9 @@ pub fn report(
         }
     }
     notes::notes(run, process, outcome, smallest);
+    if let Some(why) = flags.at.as_ref().and_then(|at| sizes::why_not(by_size.as_ref(), at)) {
+        note(&format!("note: {why}"));
+    }
     if let Some(against) = &against {
         against.notes();
     }
@@ -163,6 +174,13 @@ fn detail(found: &Found, process: &Process) -> anyhow::Result<(Vec<Event>, Alloc
     let Some(path) = found.allocations(process.pid) else { return Ok(Default::default()) };
     let events = found.events(process.pid).map(|p| events::read(&p)).transpose()?;
     Ok((events.unwrap_or_default(), Allocations::read(&path)?))
+}
+
+/// Draws the peak by size where that was asked for.
+fn plot_sizes(flags: &Flags, sizes: Option<&Sizes<'_>>, on: (&str, Bytes)) -> anyhow::Result<()> {
+    let Some(to) = &flags.plot_sizes else { return Ok(()) };
+    let Some(sizes) = sizes else { bail!("--plot-sizes: {}", sizes::ONE) };
+    sizes.plot(flags.at.as_ref(), on, to)
 }
 
 /// The command ended and no Python process reported: says why.
