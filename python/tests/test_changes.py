@@ -293,6 +293,10 @@ def test_close_inside_backward_leaves_no_hook() -> None:
         ("trims", [["pack", 0, 5]] * 200_000),
         ("trims", [["nowhere", 0, 5]]),
         ("trims", [["begin", 0, -5]]),
+        ("trims", [["unpack", 60, 5]]),
+        ("actions", [["unpack", 1_000_000, [["in", 0]]]]),
+        ("actions", [["pack", 0, [["dance", 0]]]]),
+        ("actions", [["pack", 0, [["out", True]]]]),
     ],
 )
 def test_a_plan_with_a_damaged_number_is_refused(name: str, value: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -118,6 +119,27 @@ def test_an_optimizer_for_each_parameter() -> None:
     _, report, said = watched(script)
     assert anew(said) == [] and report.planned >= 7
     assert report.planned + sum(report.unplanned.values()) == 12
+
+
+def test_backward_in_another_thread_counts() -> None:
+    def script() -> list[float]:
+        model = layers()
+        warm = torch.optim.SGD(model[4].parameters(), 0.1)
+        losses = train(model, warm, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(20):
+            loss = model(torch.randn(96, 16)).square().mean()
+            optimizer.zero_grad()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    _, report, said = watched(script)
+    assert ["steps no more" in line for line in anew(said)] == [True]
+    assert report.planned + sum(report.unplanned.values()) == 21
 
 
 def test_a_plan_that_was_given_stays() -> None:

@@ -12,6 +12,7 @@ from jobs import Job
 from neap.torch._due import asked
 from neap.torch._schedule import Schedule
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -48,6 +49,55 @@ def penalty() -> Job:
         loss = net(x).square().mean()
         (slope,) = torch.autograd.grad(loss, x, create_graph=True)
         (loss + slope.square().sum()).backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Job(net, optimizer, iteration)
+
+
+def held() -> Job:
+    """Two losses of an input that the script holds."""
+    net, optimizer = model(nn.GELU())
+
+    def iteration() -> torch.Tensor:
+        optimizer.zero_grad()
+        x = torch.randn(512, 16, requires_grad=True)
+        loss = net(x * 1.0).square().mean()
+        loss.backward(retain_graph=True)
+        (loss * 2).backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Job(net, optimizer, iteration)
+
+
+def curved() -> Job:
+    """A penalty on the slope of a function whose backward saves what the forward saved."""
+    net, optimizer = model(nn.GELU())
+
+    def iteration() -> torch.Tensor:
+        optimizer.zero_grad()
+        x = torch.randn(512, 16, requires_grad=True)
+        loss = net(x).square().mean()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.square().sum()).backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Job(net, optimizer, iteration)
+
+
+def reentrant() -> Job:
+    """Calls that PyTorch's checkpoint runs again, within backward."""
+    net, optimizer = model(nn.GELU())
+
+    def iteration() -> torch.Tensor:
+        optimizer.zero_grad()
+        x = torch.randn(512, 16, requires_grad=True)
+        for block in net:
+            x = checkpoint(block, x, use_reentrant=True)
+        loss = x.square().mean()
+        loss.backward()
         optimizer.step()
         return loss.detach()
 
@@ -97,10 +147,17 @@ def test_what_backward_asks_for_again_leaves_in_between(slow: str, times: int) -
         assert report.late == 0 and report.kept == 0, report
 
 
+@pytest.mark.parametrize("make", [held, curved, penalty, reentrant])
+def test_all_that_leaves_is_back_in_time(slow: str, make: Any) -> None:
+    for budget in ("70%", "50%"):
+        _, report = run(make, slow, budget)
+        assert report.swapped_in and report.late == 0 and report.kept == 0, report
+
+
 @pytest.mark.parametrize(
     "make",
-    [retained, lambda: retained(times=3), penalty, lambda: retained(Spoiling())],
-    ids=["retained", "three_times", "penalty", "changed_unseen"],
+    [retained, lambda: retained(times=3), penalty, lambda: retained(Spoiling()), held, curved],
+    ids=["retained", "three_times", "penalty", "changed_unseen", "held", "curved"],
 )
 def test_backward_twice_computes_the_same(slow: str, make: Any) -> None:
     expected, _ = run(make, None)

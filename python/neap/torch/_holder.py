@@ -31,7 +31,8 @@ class Holder:
         left: whether its copy to the host was asked for on a stream of its own.
         coming: whether its copy back may not have ended yet.
         device: where the bytes were.
-        key: the address of the storage's C++ object, which no other has while it lives.
+        key: the address of the storage's C++ object, while the bytes are on the device; no other
+            has it then.
         number: the activation's, in the schedule.
         place: the saved tensor's, in the iteration.
         slot: the place in the pinned pool, as a tensor like the first one where that is all of the
@@ -96,7 +97,6 @@ class Holder:
             self.here.untyped_storage(),
             self.here._version,
         )
-        self.key = self.base._cdata
         self.host, self.left, self.coming = None, False, False
 
     def fetch(self) -> None:
@@ -207,8 +207,11 @@ def fault(saved: Any) -> RuntimeError:
 def moved(holders: Iterable[Holder], known: dict[int, weakref.ref[Holder]]) -> None:
     """Tensors may have got another storage: holders and what knows them by it follow."""
     for holder in holders:
-        if holder.base is not None and holder.here is not None:
-            holder.base = holder.here.untyped_storage()
-            if holder.base._cdata != holder.key:
-                known[holder.base._cdata] = known.pop(holder.key)
-                holder.key = holder.base._cdata
+        if holder.here is None:
+            continue
+        storage = holder.here.untyped_storage()
+        if holder.base is not None:
+            holder.base = storage
+        if storage._cdata != holder.key:
+            known.pop(holder.key, None)
+            known[storage._cdata], holder.key = weakref.ref(holder), storage._cdata

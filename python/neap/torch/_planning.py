@@ -23,7 +23,7 @@ from neap.torch._problem import Problem
 from neap.torch._ranges import Range, candidates, operators
 from neap.torch._recorder import Recorder
 from neap.torch._remake import Remake
-from neap.torch._schedule import MALFORMED, UNKNOWN, Again, Fits, Needs, Schedule
+from neap.torch._schedule import MALFORMED, MOVES, UNKNOWN, Again, Fits, Needs, Schedule
 from neap.torch._storage import Storage
 
 _RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
@@ -301,7 +301,7 @@ class Planner:
             (kind, number): [(what, one) for what, one in things]
             for kind, number, things in answer["actions"]
         }
-        acted = {one for things in actions.values() for what, one in things if what in _ACTIVATIONS}
+        acted = {one for things in actions.values() for what, one in things if what in MOVES}
         number = {storage: n for n, storage in enumerate(moved) if n in acted}
         within = {s for one in ranges for s in one.saved}
         lent = [[storages[n] for n in parcel] for parcel in answer["lent"]]
@@ -342,10 +342,6 @@ class Planner:
             borrowed={s.place: member[s.storage] for s in packs if s.storage in member},
             packed=self._problem.packed if lent else 0,
         )
-
-
-_ACTIVATIONS = ("out", "drop", "in")
-"""Actions for activations."""
 
 
 def _again(one: Range, owner: Callable[[Storage | None], int | None]) -> Again:

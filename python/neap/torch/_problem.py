@@ -132,6 +132,7 @@ class Problem:
         return {
             "storage": None if saved.storage is None else self._number[saved.storage],
             "packed": place.get(saved.packed + 1, count),
+            "order": saved.order,
             "asked": [{"place": place.get(at, count), "order": order} for at, order in asked],
         }
 

@@ -298,6 +298,7 @@ class Recorder(TorchDispatchMode):
             node=node_name(tensor),
             module=self.watch.module,
             iteration=len(self.cuts) - 1,
+            order=self._unpacked,
             subclass=is_subclass(tensor),
         )
         made = recipe(tensor, self._unpack)

@@ -606,7 +606,6 @@ class Runtime:
         if holder.coming and self._in is not None:
             self._in.arrived(holder.number)
         holder.renew()
-        self._by_storage[holder.key] = weakref.ref(holder)
         return True
 
     def _may_leave(self, one: int, holder: Holder) -> bool:
@@ -669,6 +668,8 @@ class Runtime:
                 assert host is not None
                 noted(notes, here, host, ("to device", f"activation {one}"))
                 holder.here = here
+                holder.key = here.untyped_storage()._cdata
+                self._by_storage[holder.key] = weakref.ref(holder)
                 if lane is not None:
                     holder.coming = True
                     lane.comes(one, here)

@@ -60,6 +60,8 @@ _MOST_STEPS = 64
 _LARGEST = 1 << 50
 """More bytes are no iteration's."""
 
+MOVES = ("out", "drop", "in")
+"""The actions for an activation."""
 TRIM = "trim"
 """The action at a point of :attr:`Schedule.trims`, with the bytes."""
 
@@ -308,6 +310,9 @@ def _read(form: dict[str, Any]) -> Schedule:
     numbers += [o for one in schedule.again for _, o in one.inputs if o is not None]
     numbers += [one for what, one in things if what not in (*ACTIONS, *TURNS)]
     lent = [(one, 0) for what, one in things if what in ACTIONS]
+    known_actions = {*MOVES, *ACTIONS, *TURNS}
+    if not all(what in known_actions and _count(one) for what, one in things):
+        raise ValueError("there is no such action")
     outside = any(not 0 <= n < activations for n in numbers)
     turns = len(schedule.turns)
     outside |= any(not 0 <= one < turns for what, one in things if what in TURNS)
@@ -350,12 +355,19 @@ def _points(schedule: Schedule) -> None:
     trims = [(kind, number) for kind, number, _ in schedule.trims]
     if len(set(trims)) < len(trims):
         raise ValueError("a point is there twice")
-    for kind, number in (*trims, *schedule.actions):
-        # How many pieces a step has is not known here.
-        if not (_count(number) and number < (_LARGEST if kind == "step" else most[kind])):
-            raise ValueError(f"there is no point {str(kind)[:20]} {str(number)[:40]}")
+    for kind, number in schedule.actions:
+        _point(kind, number, most)
+    most["unpack"] = saved
+    for kind, number in trims:
+        _point(kind, number, most)
     if not all(_count(more) for *_, more in schedule.trims):
         raise ValueError("a trim is no number of bytes")
+
+
+def _point(kind: str, number: Any, most: dict[str, int]) -> None:
+    # How many pieces a step has is not known here.
+    if not (_count(number) and number < (_LARGEST if kind == "step" else most[kind])):
+        raise ValueError(f"there is no point {str(kind)[:20]} {str(number)[:40]}")
 
 
 def _written(view: View | None) -> Any:

@@ -121,6 +121,7 @@ class Saved:
     Attributes:
         place: how many were saved before it in the iteration.
         packed: the operator after which it was saved.
+        order: how many askings of the iteration came before.
         asked: each time backward asked for it, in order: the operator before which it did, and how
             many askings of the iteration came before.
         view: dtype, shape, strides and offset as saved.
@@ -135,6 +136,7 @@ class Saved:
     node: str
     module: str
     iteration: int
+    order: int = 0
     asked: list[tuple[int, int]] = field(default_factory=list)
     subclass: bool = False
     """It dispatches by itself."""

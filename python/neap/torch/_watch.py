@@ -363,6 +363,7 @@ class Watch:
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
+            self.backwards += 1
             return self._run_engine(args, kwargs)
         if self.backward_depth == 0:
             self._enter_backward()

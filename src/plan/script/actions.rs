@@ -124,19 +124,20 @@ fn moments(world: &World<'_>, lends: bool) -> Vec<Moment> {
         let order = triggers.entry(range.again).or_insert(range.order);
         *order = range.order.min(*order);
     }
+    // Of those at one place what is saved comes between the askings before it and those after it.
     let mut found: Vec<(usize, i64, Point)> = Vec::new();
     for (number, pack) in world.iteration.packs.iter().enumerate() {
-        found.push((world.at(pack.packed), -1, Point("pack", number)));
+        found.push((world.at(pack.packed), 2 * i64::from(pack.order), Point("pack", number)));
         for (time, asked) in pack.asked.iter().enumerate() {
             let ahead = triggers.get(&asked.place).is_some_and(|&order| asked.order <= order);
             let place = if ahead { world.before(asked.place) } else { world.at(asked.place) };
             let point = Point("unpack", time * world.iteration.packs.len() + number);
-            found.push((place, i64::from(asked.order), point));
+            found.push((place, 2 * i64::from(asked.order) + 1, point));
         }
     }
     if let Some((_, first, after)) = loans::backward(world).filter(|_| lends) {
-        found.push((first, -2, Point("backward", 0)));
-        found.push((after, -2, AFTER));
+        found.push((first, -1, Point("backward", 0)));
+        found.push((after, -1, AFTER));
     }
     found.sort_by_key(|&(place, order, _)| (place, order));
     found.into_iter().map(|(place, _, point)| Moment { place, point }).collect()

@@ -153,6 +153,9 @@ pub struct Pack {
     pub storage: Option<usize>,
     /// The place after it was saved.
     pub packed: usize,
+    /// How many askings of the iteration came before: backward saves, too, what another run of it
+    /// is going to ask for.
+    pub order: u32,
     /// When backward asks for it within the iteration, in order: once for each run of backward
     /// through the graph.
     pub asked: Vec<Asked>,

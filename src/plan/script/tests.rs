@@ -81,6 +81,7 @@ fn chain(layers: &[Layer]) -> Problem {
     let packs = (0..n).map(|i| Pack {
         storage: Some(i),
         packed: i + 1,
+        order: 0,
         asked: vec![Asked { place: 2 * n - 1 - i, order: u32::try_from(n - 1 - i).unwrap() }],
     });
     let ranges = (1..n).filter(|&i| layers[i].again).map(|i| Range {

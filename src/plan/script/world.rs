@@ -335,7 +335,7 @@ impl<'a> World<'a> {
                 if born < leaves && leaves < first && first < self.steps.len() {
                     absences.push((leaves, first));
                 }
-                leaves = last;
+                leaves = last.max(self.at[life.let_go]);
             }
             if !absences.is_empty() {
                 movable.push(Activation { storage, born, absences, gone });
