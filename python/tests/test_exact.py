@@ -75,30 +75,6 @@ def test_a_ctc_loss_is_planned() -> None:
     assert same(run(make)[0], found)
 
 
-def test_an_optimizer_that_steps_inside_backward_is_let_be() -> None:
-    def make() -> Job:
-        model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-        def step(_: torch.Tensor) -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        model[0].weight.register_post_accumulate_grad_hook(step)
-
-        def iteration() -> torch.Tensor:
-            loss = model(torch.randn(4, 8)).square().mean()
-            loss.backward()
-            return loss.detach()
-
-        return Job(model, optimizer, iteration)
-
-    found, report = run(make, fitted=True)
-    assert report is not None and "its optimizer steps inside backward" in report.notes, report
-    assert torch._C._len_torch_dispatch_stack() == 0
-    assert same(run(make)[0], found)
-
-
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_model_is_compiled_while_it_is_watched(backend: str) -> None:
     def make() -> Job:

@@ -45,6 +45,8 @@ class First:
         """
         self._references = 0
         """How often it is referred to while an iteration runs."""
+        self._later = ""
+        """Why it is to be forgotten when backward has ended."""
 
     def stepped(self, optimizer: Optimizer) -> bool:
         """An optimizer has stepped; whether an iteration ends."""
@@ -80,8 +82,14 @@ class First:
         if not is_held(self._optimizers[0]):
             self._begin_anew("the optimizer that stepped first is gone")
 
+    def backward_over(self) -> None:
+        """Optimizers may have stepped inside backward, where nothing can begin anew."""
+        if self._later:
+            self._begin_anew(self._later)
+
     def _begin_anew(self, why: str) -> None:
-        if self._watch.backward_depth:
+        self._later = why if self._watch.backward_depth else ""
+        if self._later:
             return
         others, self._others, self._most_others = self._others, 0, 0
         self._gone(why, others)

@@ -139,6 +139,9 @@ class Fit:
             self.runtime.pack, self.runtime.unpack
         )
         self._hooked = False
+        self._inside = False
+        """Whether an optimizer steps inside backward: its states stay then, and parameters too."""
+        self._ends_with_backward = False
         if not self._off:
             self._start(models, schedule, timeline)
 
@@ -169,6 +172,7 @@ class Fit:
         self.watch.before_backward.append(lambda: self.runtime.reached("backward"))
         self.watch.after_backward.append(lambda: self.runtime.reached("after"))
         self.watch.after_backward.append(self.runtime.loans.leave)
+        self.watch.backward_over.append(self._backward_over)
         self._hooks.__enter__()
         self._hooked = True
         self._lift.install()
@@ -370,8 +374,18 @@ class Fit:
     def _stepped(self, optimizer: Optimizer) -> None:
         if self._by_hand or not self._first.stepped(optimizer):
             return
-        if self._kinds.stepped():
+        if self.watch.backward_depth:
+            self._inside = self._ends_with_backward = True
+        elif self._kinds.stepped():
             self._ended()
+
+    def _backward_over(self) -> None:
+        """An iteration ends, if its optimizer stepped inside backward."""
+        self._first.backward_over()
+        if self._ends_with_backward:
+            self._ends_with_backward = False
+            if self._kinds.stepped():
+                self._ended()
 
     def _first_is_gone(self, why: str, others: int) -> None:
         """Forgets the optimizers; the next one that steps ends iterations, which are watched."""
@@ -439,7 +453,7 @@ class Fit:
             return
         self._count("watching")
         if self.watch.backward_depth:
-            self._give_up("its optimizer steps inside backward")
+            self._give_up("its iterations end inside backward")
             return
         if threading.get_ident() != self._thread:
             self._give_up("its iterations run in another thread than the one that neap began in")
@@ -600,11 +614,11 @@ class Fit:
                 recorder,
                 found,
                 self._times_of(),
-                all(map(divisible, self._optimizers)),
+                not self._inside and all(map(divisible, self._optimizers)),
                 self._recompute,
                 cache=self._cache,
                 soon=watched.soon,
-                lend=self._lendable(recorder),
+                lend=[] if self._inside else self._lendable(recorder),
                 varies=self._kinds.varies,
                 steps=self._kinds.period,
                 needs=needed,

@@ -79,6 +79,8 @@ class Watch:
         self.enter_root: list[Callable[[str, Any, Any], None]] = []
         self.before_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[], None]] = []
+        self.backward_over: list[Callable[[], None]] = []
+        """Called after those of :attr:`after_backward`."""
         self.around_backward: Callable[[Sequence[Any]], AbstractContextManager[None]] | None = None
         self.named: list[Callable[[], None]] = []
         """Called when modules have got paths."""
@@ -385,7 +387,7 @@ class Watch:
     @entry(ends=True)
     def _leave_backward(self) -> None:
         self.backwards += 1
-        for call in [*self.after_backward]:
+        for call in [*self.after_backward, *self.backward_over]:
             call()
 
 
