@@ -130,8 +130,18 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
         Search { problem, iteration, way, device, budget, divisible, effort, tried }.best(banned)
     };
     let mut best = search(usual)?;
+    // Other bytes may stand in the step than without a plan, and what is slow may be quicker with
+    // pieces that are half as large.
+    let slow = problem.usual.at_most(GOOD);
+    for (halved, piece) in sizes.enumerate() {
+        if !best.found.met || (halved == 0 && best.found.time > slow) {
+            let smaller = search(Way { piece, ..usual })?;
+            best = better(best, smaller);
+        }
+    }
     if !best.found.met && !problem.lend.is_empty() && problem.backward.is_some() {
-        best = better(best, search(Way { lend: true, ..usual })?);
+        let lent = search(Way { lend: true, ..best.world.way })?;
+        best = better(best, lent);
     }
     if problem.soon.is_some() {
         best = better(best, search(early)?);
@@ -148,6 +158,13 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
     })
 }
 
+impl Iteration {
+    /// A time in thousandths of that without a plan.
+    fn at_most(&self, thousandths: u64) -> u64 {
+        self.operators.iter().map(|o| o.ns).sum::<u64>() * thousandths / 1000
+    }
+}
+
 fn better<'a>(one: Made<'a>, other: Made<'a>) -> Made<'a> {
     if other.worth() < one.worth() { other } else { one }
 }
@@ -160,7 +177,7 @@ impl<'a> Search<'a> {
         let usable: Vec<usize> = all.filter(|number| !banned.contains(number)).collect();
         let nothing = self.sketch(Vec::new())?;
         self.tried.insert(Key::new(), nothing.worth());
-        if !nothing.found.met || nothing.found.time > self.at_most(FREE) {
+        if !nothing.found.met || nothing.found.time > self.iteration.at_most(FREE) {
             self.compare_sets(&usable)?;
         }
         let mut sets: Vec<(Worth, Vec<usize>)> = std::mem::take(&mut self.tried)
@@ -177,11 +194,6 @@ impl<'a> Search<'a> {
         Ok(best)
     }
 
-    /// A time in thousandths of that without a plan.
-    fn at_most(&self, thousandths: u64) -> u64 {
-        self.iteration.operators.iter().map(|o| o.ns).sum::<u64>() * thousandths / 1000
-    }
-
     /// Sketches sets of ranges, those that follow from what came of others.
     fn compare_sets(&mut self, usable: &[usize]) -> Result<(), ScriptError> {
         let range = |number: usize| &self.iteration.ranges[number];
@@ -191,7 +203,7 @@ impl<'a> Search<'a> {
         let cheap = unchained(self.iteration, operators);
         let mut best = self.along(&cheap, |set| set.to_vec())?;
         let made = best.1.clone();
-        if best.0 <= (false, self.at_most(GOOD), u64::MAX) {
+        if best.0 <= (false, self.iteration.at_most(GOOD), u64::MAX) {
             return Ok(());
         }
         let beside = |calls: &[usize], operators: &[usize]| {
