@@ -65,7 +65,9 @@ def test_the_table_says_what_is_predicted(neap: str, tmp_path: Path) -> None:
     said = dry(neap, tmp_path, "--at", "512", "--device-bytes", "700MiB", sizes=SEEN).stdout
     assert re.search(r"^ +64 .*least seen$", said, re.M), said
     assert re.search(r"^ +512 .*predicted, within [\d.]+ % in the steps seen$", said, re.M), said
-    assert re.search(r"^By these, up to \d+ fit on a6000\. This is predicted", said, re.M), said
+    assert re.search(
+        r"^By these, up to \d+ fit on a6000 with 700\.0 MiB\. This is predicted", said, re.M
+    ), said
 
 
 def test_why_nothing_is_predicted(neap: str, tmp_path: Path) -> None:

@@ -209,6 +209,24 @@ print("> masked", not mask.all())
     assert form["certainty"] == "exact"
 
 
+LAZY = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.LazyLinear(64), nn.ReLU(), nn.Linear(64, 10)).cuda()
+model(torch.zeros(2, 32, device="cuda"))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 32, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_lazy_modules_are_no_problem(neap: str, tmp_path: Path) -> None:
+    _, form = dry(neap, LAZY, tmp_path)
+    assert form["certainty"] == "exact" and not form["processes"][0]["problems"], form
+
+
 def test_a_failure_says_which_value_was_made_up_last(neap: str, tmp_path: Path) -> None:
     script = """
 import torch

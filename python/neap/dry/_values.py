@@ -289,8 +289,11 @@ def _trusted(tensor: torch.Tensor, args: Any) -> bool:
     Those that do so with one float are in :data:`neap.dry._followed.CLEARING`.
     """
     value = args[0] if args else 0
-    if value.__class__ in _known.PLAIN:
-        same = value.is_cuda and value.dtype is tensor.dtype
+    if isinstance(value, torch.Tensor):
+        # A lazy module's parameter has no device yet.
+        same = value.__class__ not in _known.PLAIN or (
+            value.is_cuda and value.dtype is tensor.dtype
+        )
         return not (same and tensor.is_floating_point())
     if tensor.is_floating_point():
         return bool(value) or tensor.numel() == 1  # A mask of ones, say, or a number.

@@ -53,9 +53,11 @@ VIEWS = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0")
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The plain tensors that a tensor consists of: itself, or those inside a subclass such as
-    ``DTensor``.
+    """The plain tensors that a tensor consists of: itself, those inside a subclass such as
+    ``DTensor``, or none of a lazy module's parameter that has no shape yet.
     """
+    if torch.nn.parameter.is_lazy(tensor):
+        return []
     if not is_subclass(tensor):
         return [tensor]
     flatten = getattr(tensor, "__tensor_flatten__", None)

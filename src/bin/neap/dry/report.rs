@@ -113,8 +113,9 @@ pub fn report(
         plot::plot(&title, process, (&events, &allocations), &config, to)?;
     }
     let available = flags.device_bytes.unwrap_or_else(|| profile.available());
+    let card = card(flags, profile);
     let by_size = whole.and_then(|(_, process)| Sizes::of(process));
-    plot_sizes(flags, by_size.as_ref(), (&profile.name, available))?;
+    plot_sizes(flags, by_size.as_ref(), (&card, available))?;
     let own = events::of_device(&events, process.main_device());
     let early = process.ended_by == "steps";
     let against = besides.recorded.map(|r| Against::of(r, &own, &config, &allocations, early));
@@ -137,7 +138,7 @@ pub fn report(
         }
         details(process)?;
         if let Some(sizes) = &by_size {
-            output::data(&sizes.table(flags.at.as_ref(), &profile.name, available))?;
+            output::data(&sizes.table(flags.at.as_ref(), &card, available))?;
         }
         if !verdicts.is_empty() {
             output::data(&verdicts::table(&verdicts))?;
@@ -174,6 +175,14 @@ fn detail(found: &Found, process: &Process) -> anyhow::Result<(Vec<Event>, Alloc
     let Some(path) = found.allocations(process.pid) else { return Ok(Default::default()) };
     let events = found.events(process.pid).map(|p| events::read(&p)).transpose()?;
     Ok((events.unwrap_or_default(), Allocations::read(&path)?))
+}
+
+/// The device in words.
+fn card(flags: &Flags, profile: &Profile) -> String {
+    match flags.device_bytes {
+        Some(bytes) => format!("{} with {bytes}", profile.name),
+        None => profile.name.clone(),
+    }
 }
 
 /// Draws the peak by size where that was asked for.
