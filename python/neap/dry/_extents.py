@@ -56,13 +56,12 @@ class Extents:
         for step, number, extent in zip(rows, rows, rows):
             found = steps.setdefault(step, {})
             found[number] = max(extent, found.get(number, 0))
-        every = [found for found in steps.values() if len(found) == len(self._names)]
+        whole = {step: found for step, found in steps.items() if len(found) == len(self._names)}
         series: dict[tuple[int, ...], str] = {}
         for name, number in self._names.items():
-            column = tuple(found[number] for found in every)
+            column = tuple(found[number] for found in whole.values())
             if len(set(column)) > 1:
                 series.setdefault(column, name)
-        whole = [step for step, found in steps.items() if len(found) == len(self._names)]
         return {
             "names": list(series.values()),
             "steps": [[step, list(row)] for step, row in zip(whole, zip(*series))],

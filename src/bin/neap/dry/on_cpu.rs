@@ -51,7 +51,7 @@ pub fn report(
     )?;
     let workspaces = Bytes(THREADS * workspace(run.profile).0);
     let all = counted.peak_bytes + workspaces;
-    let available = flags.device_bytes.unwrap_or_else(|| run.profile.available());
+    let available = run.available();
     let fits = all <= available;
     let answer = match outcome {
         Outcome::Fits if fits => "may fit",

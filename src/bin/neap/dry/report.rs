@@ -61,6 +61,21 @@ pub struct Run<'a> {
     pub unpacked: &'a Unpacked,
 }
 
+impl Run<'_> {
+    /// What the device has for allocations.
+    pub fn available(&self) -> Bytes {
+        self.flags.device_bytes.unwrap_or_else(|| self.profile.available())
+    }
+
+    /// The device in words.
+    fn card(&self) -> String {
+        match self.flags.device_bytes {
+            Some(bytes) => format!("{} with {bytes}", self.profile.name),
+            None => self.profile.name.clone(),
+        }
+    }
+}
+
 /// What the run is compared with.
 pub struct Besides<'a> {
     pub recorded: Option<&'a Recorded>,
@@ -112,8 +127,8 @@ pub fn report(
         let title = format!("{} on {}", command.join(" "), profile.name);
         plot::plot(&title, process, (&events, &allocations), &config, to)?;
     }
-    let available = flags.device_bytes.unwrap_or_else(|| profile.available());
-    let card = card(flags, profile);
+    let available = run.available();
+    let card = run.card();
     let by_size = whole.and_then(|(_, process)| Sizes::of(process));
     plot_sizes(flags, by_size.as_ref(), (&card, available))?;
     let own = events::of_device(&events, process.main_device());
@@ -175,14 +190,6 @@ fn detail(found: &Found, process: &Process) -> anyhow::Result<(Vec<Event>, Alloc
     let Some(path) = found.allocations(process.pid) else { return Ok(Default::default()) };
     let events = found.events(process.pid).map(|p| events::read(&p)).transpose()?;
     Ok((events.unwrap_or_default(), Allocations::read(&path)?))
-}
-
-/// The device in words.
-fn card(flags: &Flags, profile: &Profile) -> String {
-    match flags.device_bytes {
-        Some(bytes) => format!("{} with {bytes}", profile.name),
-        None => profile.name.clone(),
-    }
 }
 
 /// Draws the peak by size where that was asked for.

@@ -6,7 +6,7 @@
 //! squares. The peak of a size is that of its highest phase. How far that is off in the steps that
 //! were seen is said beside each prediction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use neap::report::curve::{self, Across, Curve, Line};
@@ -64,9 +64,8 @@ impl<'p> Sizes<'p> {
         if extents.names.is_empty() || seen.len() < 2 {
             return None;
         }
-        let device = process.devices.iter().max_by_key(|d| d.peak_reserved_bytes)?;
         let allocated = process.step_peaks.iter().map(|(_, _, peak)| *peak).max().unwrap_or(0);
-        let reserved = (device.peak_reserved_bytes, allocated.max(1));
+        let reserved = (process.peak_reserved().0, allocated.max(1));
         let mut found = Self { names: &extents.names, seen, fits: Vec::new(), off: 0, reserved };
         found.fit();
         Some(found)
@@ -74,7 +73,7 @@ impl<'p> Sizes<'p> {
 
     /// Fits each phase; leaves it where one does not follow from the sizes.
     fn fit(&mut self) {
-        let phases: std::collections::BTreeSet<&str> =
+        let phases: BTreeSet<&str> =
             self.seen.iter().flat_map(|seen| seen.phases.keys().copied()).collect();
         let of = |phase: &str| {
             let rows = self.seen.iter().filter_map(|s| Some((s.sizes, *s.phases.get(phase)?)));
@@ -153,10 +152,9 @@ impl<'p> Sizes<'p> {
             table.row([sizes, peak.to_string(), String::new(), what.to_owned()]);
         }
         let off = Off(self.off);
-        if let Some(At(sizes)) = asked.filter(|at| self.predicts() && self.takes(at)) {
-            let (allocated, reserved) = (self.allocated(sizes), self.reserved(sizes));
-            let found = [Bytes(allocated), Bytes(reserved)].map(|bytes| bytes.to_string());
-            let [allocated, reserved] = found;
+        if let Some(sizes) = self.predicted(asked) {
+            let [allocated, reserved] =
+                [self.allocated(sizes), self.reserved(sizes)].map(|bytes| Bytes(bytes).to_string());
             let what = format!("predicted, within {off} in the steps seen");
             table.row([written(sizes), allocated, reserved, what]);
         }
@@ -164,12 +162,19 @@ impl<'p> Sizes<'p> {
         if let Some(most) = self.most_that_fits(available) {
             text.push_str(&format!(
                 "By these, up to {most} fit on {device}. This is predicted: within {off} in the {} \
-                 steps seen,\nif the allocator reserves {} beyond what is allocated, as in this run.\n",
+                 steps seen,\nif the allocator reserves {} beyond what is allocated, as in this \
+                 run.\n",
                 self.seen.len(),
                 self.beyond(),
             ));
         }
         text
+    }
+
+    /// The sizes that were asked for, if they can be predicted.
+    fn predicted<'a>(&self, asked: Option<&'a At>) -> Option<&'a [u64]> {
+        let found = asked.filter(|at| self.predicts() && self.takes(at))?;
+        Some(&found.0)
     }
 
     /// Whether these are as many sizes as vary.
@@ -179,13 +184,12 @@ impl<'p> Sizes<'p> {
 
     /// The same for programs.
     pub fn form(&self, asked: Option<&At>, available: Bytes) -> Value {
-        let asked = asked.filter(|at| self.predicts() && self.takes(at));
+        let step = |s: &Seen<'_>| json!({"sizes": s.sizes, "peak_allocated_bytes": s.peak()});
         json!({
             "names": self.names,
-            "seen": self.seen.iter().map(|s| json!({"sizes": s.sizes, "peak_allocated_bytes": s.peak()}))
-                .collect::<Vec<_>>(),
+            "seen": self.seen.iter().map(step).collect::<Vec<_>>(),
             "off_by_thousandths": self.predicts().then_some(self.off),
-            "predicted": asked.map(|At(sizes)| json!({
+            "predicted": self.predicted(asked).map(|sizes| json!({
                 "sizes": sizes,
                 "peak_allocated_bytes": self.allocated(sizes),
                 "peak_reserved_bytes": self.reserved(sizes),
@@ -279,7 +283,7 @@ struct Fit {
 impl Fit {
     /// The one of the highest degree that the rows determine with two to spare, by least squares.
     fn of(rows: &[(&[u64], u64)]) -> Option<Self> {
-        let distinct: std::collections::BTreeSet<&[u64]> = rows.iter().map(|row| row.0).collect();
+        let distinct: BTreeSet<&[u64]> = rows.iter().map(|row| row.0).collect();
         let count = rows.first()?.0.len();
         let unit = (0..count).map(|n| rows.iter().map(|r| r.0[n]).max().unwrap_or(1).max(1) as f64);
         let unit: Vec<f64> = unit.collect();
