@@ -23,6 +23,13 @@ impl FileError {
     fn new(path: &Path, doing: &'static str, cause: io::Error) -> Self {
         Self { path: path.to_owned(), doing, cause }
     }
+
+    /// Whether as many files are open as this process or the machine may have.
+    #[cfg(unix)]
+    #[must_use]
+    pub fn wants_room(&self) -> bool {
+        matches!(self.cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    }
 }
 
 /// A line of a table that is wrong.

@@ -45,6 +45,13 @@ impl ReadError {
     pub fn content(path: &Path, problem: impl ToString) -> Self {
         Self::Content { path: path.to_owned(), problem: problem.to_string() }
     }
+
+    /// Whether as many files are open as may be, so that it may be read once one is closed.
+    #[cfg(unix)]
+    #[must_use]
+    pub fn wants_room(&self) -> bool {
+        matches!(self, Self::File(error) if error.wants_room())
+    }
 }
 
 /// Reads the graph of a `*.graph.json`, gzipped or not.

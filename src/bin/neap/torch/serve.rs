@@ -65,7 +65,7 @@ struct Refusal {
 }
 
 enum Event {
-    Came(u64, UnixStream),
+    Came(u64, Arc<UnixStream>),
     Joins(u64, String, Result<Need, String>),
     Took(u64, Bytes),
     Left(u64),
@@ -217,19 +217,19 @@ fn accept(listener: &UnixListener, events: &Sender<Event>, device: &Arc<Profile>
     let mut id = 0;
     loop {
         // Without room for another file it is tried again: a script that has gone makes room.
-        let stream = listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
-        let Ok((writer, stream)) = stream else {
+        let Ok((stream, _)) = listener.accept() else {
             thread::sleep(PAUSE);
             continue;
         };
         id += 1;
-        let _ = writer.set_write_timeout(Some(PATIENCE));
-        if events.send(Event::Came(id, writer)).is_err() {
+        let _ = stream.set_write_timeout(Some(PATIENCE));
+        let stream = Arc::new(stream);
+        if events.send(Event::Came(id, Arc::clone(&stream))).is_err() {
             return;
         }
         let (own, device) = (events.clone(), Arc::clone(device));
         let listening = thread::Builder::new().spawn(move || {
-            listen(id, stream, &own, &device);
+            listen(id, &stream, &own, &device);
             let _ = own.send(Event::Left(id));
         });
         if listening.is_err() {
@@ -239,7 +239,7 @@ fn accept(listener: &UnixListener, events: &Sender<Event>, device: &Arc<Profile>
 }
 
 /// Reads what a script says until it goes.
-fn listen(id: u64, stream: UnixStream, events: &Sender<Event>, device: &Arc<Profile>) {
+fn listen(id: u64, stream: &UnixStream, events: &Sender<Event>, device: &Arc<Profile>) {
     let _ = stream.set_read_timeout(Some(FIRST_LINE));
     let mut reader = BufReader::new(stream);
     loop {
@@ -273,9 +273,17 @@ fn listen(id: u64, stream: UnixStream, events: &Sender<Event>, device: &Arc<Prof
 fn read(path: PathBuf, device: &Arc<Profile>) -> Result<Need, String> {
     let device = Arc::clone(device);
     let late = format!("{}: it takes longer than {READING:?} to read", path.display());
+    let began = Instant::now();
     within(READING, move || {
-        let graph = neap::job::json::read_regular(&path).map_err(|error| error.to_string())?;
-        Ok(Need::of(graph, &device))
+        loop {
+            match neap::job::json::read_regular(&path) {
+                Ok(graph) => return Ok(Need::of(graph, &device)),
+                Err(error) if error.wants_room() && began.elapsed() < READING => {
+                    thread::sleep(PAUSE);
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
     })
     .unwrap_or(Err(late))
 }
@@ -315,7 +323,7 @@ fn within<T: Send + 'static>(
 /// Divides the budget among the scripts whenever one comes or goes.
 struct Division {
     shares: Shares,
-    streams: BTreeMap<u64, UnixStream>,
+    streams: BTreeMap<u64, Arc<UnixStream>>,
     events: Sender<Event>,
 }
 
@@ -361,7 +369,7 @@ impl Division {
 
     fn refuse(&mut self, id: u64, name: &str, why: String) {
         note(&format!("neap: {name} can't join: {why}"));
-        if let Some(stream) = self.streams.get_mut(&id) {
+        if let Some(stream) = self.streams.get(&id) {
             send(stream, &Refusal { refused: why });
         }
         self.gone(id);
@@ -377,7 +385,7 @@ impl Division {
 
     fn tell(&mut self, offers: Offers) {
         for (id, offer) in offers {
-            if !self.streams.get_mut(&id).is_some_and(|stream| send(stream, &offer)) {
+            if !self.streams.get(&id).is_some_and(|stream| send(stream, &offer)) {
                 // It has gone, which changes the others' shares.
                 self.gone(id);
             }
@@ -385,7 +393,7 @@ impl Division {
     }
 }
 
-fn send(stream: &mut UnixStream, what: &impl Serialize) -> bool {
+fn send(mut stream: &UnixStream, what: &impl Serialize) -> bool {
     let Ok(mut line) = serde_json::to_vec(what) else { return false };
     line.push(b'\n');
     stream.write_all(&line).is_ok()
