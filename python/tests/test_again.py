@@ -15,6 +15,7 @@ import pytest
 import torch
 from fitted import ITERATIONS, everything, run, same
 from jobs import Block, Job, Transformer, classify, language, squared, trained
+from neap.torch._runtime import Runtime
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("small", "calls_alone")
@@ -320,3 +321,20 @@ def test_files_that_are_no_schedule_are_refused(text: str, why: str, tmp_path: P
     path.write_text(text)
     with pytest.raises(ValueError, match=why):
         neap.torch.Schedule.load(path)
+
+
+def test_an_iteration_may_begin_with_a_call_that_runs_again() -> None:
+    """The first saved tensor, also one of such a call, tells what ran before the iteration, such as
+    an evaluation, from what the plan needs.
+    """
+    runtime = Runtime("cpu")
+    began = []
+    runtime.saves = lambda: began.append(runtime.count)
+    for diverged in (False, True):
+        runtime.begin()
+        if diverged:
+            runtime.diverge("a call had other arguments")
+        for number in range(3):
+            runtime.counted(torch.zeros(1))
+            runtime.packed(number)
+    assert began == [1]

@@ -523,6 +523,8 @@ class Runtime:
     def packed(self, number: int) -> None:
         """A call that runs again has saved a tensor."""
         self.act(self._packs, number)
+        if number == 0 and self.diverged is None:
+            self.saves()
 
     def unpacked(self, number: int) -> None:
         """Backward needs a tensor that a call that runs again has saved."""

@@ -171,14 +171,14 @@ class Search:
             self._beyond(schedule)
 
     def _beyond(self, schedule: Schedule) -> None:
-        before = self._enforcement.strayed_reserved
         if not self._enforcement.give_back(schedule.limit):
             return
         self._tried = 0
-        if before <= schedule.limit:
+        if self._enforcement.beyond == 1:
+            reserved, budget = self._enforcement.strayed_reserved, schedule.budget_bytes
             self._say(
-                f"neap: {size(self._enforcement.strayed_reserved)} were reserved by what the plan "
-                f"does not cover, more than the budget of {size(schedule.budget_bytes)}"
+                f"neap: {size(reserved)} were reserved for what is no iteration by the plan, such "
+                f"as an evaluation or another batch; the budget is {size(budget)}"
                 + ("" if self._enforcement.strict else "; --strict refuses that")
             )
 
