@@ -186,11 +186,26 @@ class Loans:
                 whole &= all(map(_alone, usable))
             self._parameters.append(usable if whole else [])
             if whole and len(usable) > 1:
-                slab = torch.empty(size_of(parcel), dtype=torch.uint8, device=usable[0].device)
-                for parameter, offset in zip(usable, offsets(parcel)):
-                    place = _like(parameter, slab.untyped_storage(), offset)
-                    place.copy_(parameter.detach())
-                    parameter.data = place
+                self._put_together(usable, parcel)
+
+    def _put_together(self, parameters: list[torch.Tensor], parcel: Parcel) -> None:
+        """Gives the parameters of a parcel one storage. They go by way of the host, so that no
+        more memory is needed than they have.
+        """
+        device, hosts = parameters[0].device, []
+        for parameter in parameters:
+            hosts.append(parameter.detach().to("cpu", copy=True))
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=device)
+        try:
+            slab = torch.empty(size_of(parcel), dtype=torch.uint8, device=device).untyped_storage()
+        except RuntimeError:  # Free memory lies in smaller pieces: they stay by themselves.
+            slab = None
+        for parameter, host, offset in zip(parameters, hosts, offsets(parcel)):
+            if slab is None:
+                parameter.data = host.to(device)
+            else:
+                parameter.data = _like(host, slab, offset)
+                parameter.data.copy_(host)
 
     def _unpack_parcels(self) -> None:
         """Each parameter has a storage of its own again, unless the script holds its memory too."""

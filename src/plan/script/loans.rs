@@ -6,7 +6,8 @@ use super::problem::Backward;
 use super::world::World;
 use crate::units::Bytes;
 
-/// A parameter of at least this many bytes leaves by itself.
+/// A parameter of at least this many bytes leaves by itself, and so many leave together at most:
+/// what comes back needs one free range of its size.
 const LARGE: u64 = 32 << 20;
 
 /// Parameters that can leave together.
@@ -22,6 +23,17 @@ pub struct Loan {
     pub bytes: u64,
 }
 
+impl Loan {
+    /// One more that leaves together with these.
+    fn add(&mut self, member: usize, bytes: u64, uses: Vec<usize>) {
+        self.members.push(member);
+        self.bytes = Bytes(self.bytes).in_blocks().0 + Bytes(bytes).in_blocks().0;
+        self.uses.extend(uses);
+        self.uses.sort_unstable();
+        self.uses.dedup();
+    }
+}
+
 /// Where backward runs, in places of steps; `None` where no parameter may leave.
 #[must_use]
 pub fn backward(world: &World<'_>) -> Option<(Backward, usize, usize)> {
@@ -29,7 +41,7 @@ pub fn backward(world: &World<'_>) -> Option<(Backward, usize, usize)> {
     Some((known, world.before(known.begin), world.before(known.end)))
 }
 
-/// The parameters that can leave: large ones by themselves, and those of a type together that
+/// The parameters that can leave: large ones by themselves, and neighbours of a type together that
 /// backward has used before the peak of what stays.
 #[must_use]
 pub fn loans(world: &World<'_>) -> Vec<Loan> {
@@ -80,7 +92,7 @@ pub fn loans(world: &World<'_>) -> Vec<Loan> {
         .collect();
     let peak = peak_of_what_stays(world, first, after);
     let mut found = Vec::new();
-    let mut small: BTreeMap<&str, (Vec<usize>, BTreeSet<usize>)> = BTreeMap::new();
+    let mut small: BTreeMap<&str, Vec<Loan>> = BTreeMap::new();
     for (storage, places) in held_at {
         let about = &world.problem.storages[storage];
         if about.bytes >= LARGE {
@@ -88,20 +100,18 @@ pub fn loans(world: &World<'_>) -> Vec<Loan> {
             found.push(Loan { name, members, uses: places, bytes: about.bytes });
         } else if places.first().is_none_or(|&place| place > peak) {
             // PyTorch saves no two tensors of different types that share memory.
-            let (members, uses) = small.entry(&about.dtype).or_default();
-            members.push(storage);
-            uses.extend(places);
+            let groups = small.entry(&about.dtype).or_default();
+            match groups.last_mut().filter(|group| group.bytes + about.bytes <= LARGE) {
+                Some(group) => group.add(storage, about.bytes, places),
+                None => {
+                    let name = format!("parameters in {} ({})", about.dtype, groups.len() + 1);
+                    let (members, bytes) = (vec![storage], about.bytes);
+                    groups.push(Loan { name, members, uses: places, bytes });
+                }
+            }
         }
     }
-    found.extend(small.into_iter().map(|(dtype, (members, uses))| Loan {
-        name: format!("parameters in {dtype}"),
-        bytes: match members[..] {
-            [one] => size(one),
-            _ => members.iter().map(|&s| Bytes(size(s)).in_blocks().0).sum(),
-        },
-        members,
-        uses: uses.into_iter().collect(),
-    }));
+    found.extend(small.into_values().flatten());
     found
 }
 
