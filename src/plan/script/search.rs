@@ -185,7 +185,12 @@ impl<'a> Search<'a> {
             .map(|(set, worth)| (worth, set.into_iter().collect()))
             .collect();
         sets.sort();
-        sets.truncate(FINALISTS);
+        let mut rest = sets.split_off(sets.len().min(FINALISTS));
+        // Where no sketch fits, swaps alone may reach less than their sketch says.
+        if sets[0].0.0 {
+            rest.retain(|(_, set)| set.is_empty());
+            sets.append(&mut rest);
+        }
         let made = in_parallel(sets.len(), |at| self.carefully(&sets[at].1, usable.is_empty()));
         let mut best = nothing;
         for made in made {
