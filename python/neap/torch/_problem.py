@@ -114,14 +114,15 @@ class Problem:
     def _life(self, found: Iteration, life: Life) -> dict[str, Any]:
         storage, alone = life.storage, life.storage.alone
         end = len(found.nodes) if life.until is not None else life.death
-        let_go = end
+        let_go, pack = end, 0
         if alone is not None and found.start < alone <= found.end:
-            let_go = min(found.place[alone], end)
+            let_go, pack = min(found.place[alone], end), storage.alone_from
         return {
             "storage": self._number[storage],
             "born": life.born,
             "end": end,
             "let_go": let_go,
+            "let_go_pack": pack,
             "over_the_end": life.until is not None,
             "held": bool(storage.saved) and alone is None,
         }

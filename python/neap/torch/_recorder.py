@@ -287,6 +287,7 @@ class Recorder(TorchDispatchMode):
         if self._exact.busy:
             return None, tensor
         now = len(self.ops)
+        self._loneliness(now)
         storage = None
         if not is_subclass(tensor):
             storage = self.storages.intern(tensor, now)
@@ -332,8 +333,8 @@ class Recorder(TorchDispatchMode):
         return fetched(kept) if self._spill is None else self._spill.value(kept)
 
     def _loneliness(self, now: int) -> None:
-        """Notes which saved storages nothing but autograd holds at the start of operator
-        ``now``.
+        """Notes which saved storages nothing but autograd holds before operator ``now``: when it
+        starts, or when a tensor is saved.
         """
         gone = []
         for storage, anchor in self._anchors.items():
@@ -342,7 +343,7 @@ class Recorder(TorchDispatchMode):
             if count <= 1:
                 gone.append(storage)
             elif count <= 1 + held and storage.alone is None:
-                storage.alone = now
+                storage.alone, storage.alone_from = now, self._packed
         for storage in gone:
             del self._anchors[storage]
         if self._spill is not None:

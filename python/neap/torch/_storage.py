@@ -106,6 +106,8 @@ class Storage:
     """What autograd saved of it for backward."""
     alone: int | None = None
     """The first operator at whose start nothing but autograd held it."""
+    alone_from: int = 0
+    """The first saved tensor of the iteration at which that was so, or the next to be saved."""
     persistent: bool = False
     """It was there before the recording and has a name."""
 

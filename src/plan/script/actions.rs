@@ -282,15 +282,23 @@ fn activations(
     times: &BTreeMap<TensorId, Times>,
     moved: &mut Vec<usize>,
 ) -> Vec<Move> {
-    // An operator may save several tensors, one after another, and what is not saved yet can't be
-    // copied.
+    // An operator may save several tensors, one after another: what is not saved yet can't be
+    // copied, and what it read is held until it has saved the last.
     let mut held: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut packs = vec![0; world.iteration.packs.len()];
     for (number, moment) in moments.iter().enumerate() {
-        if let Point("pack", pack) = moment.point
-            && let Some(storage) = world.iteration.packs[pack].storage
+        let Point("pack", pack) = moment.point else { continue };
+        packs[pack] = number;
+        if let Some(storage) = world.iteration.packs[pack].storage
             && !world.runs_again(pack)
         {
             held.entry(storage).or_insert(number);
+        }
+    }
+    for life in &world.iteration.lives {
+        if let Some(last) = life.let_go_pack.checked_sub(1) {
+            let free = packs[last] + 1;
+            held.entry(life.storage).and_modify(|from| *from = free.max(*from)).or_insert(free);
         }
     }
     let mut all: Vec<Absence> = Vec::new();

@@ -139,6 +139,9 @@ pub struct Life {
     pub end: usize,
     /// The first place at which nothing but autograd holds it.
     pub let_go: usize,
+    /// The first saved tensor at which that is so: those that an operator saves after it has run
+    /// come before its caller lets go of what it read.
+    pub let_go_pack: usize,
     /// Whether its like from the iteration before is freed in this one.
     pub over_the_end: bool,
     /// Whether something other than autograd holds what autograd saved of it.
@@ -251,6 +254,11 @@ impl Problem {
                 known("the storage of a life", &[life.storage])?;
                 let places = [life.born.unwrap_or(0), life.end, life.let_go];
                 within("the place of a life", &places, operators + 1)?;
+                within(
+                    "the saved tensor of a life",
+                    &[life.let_go_pack],
+                    iteration.packs.len() + 1,
+                )?;
             }
             for pack in &iteration.packs {
                 known("the storage of a saved tensor", pack.storage.as_slice())?;

@@ -75,6 +75,7 @@ fn chain(layers: &[Layer]) -> Problem {
         born: Some(i),
         end: 2 * n - i,
         let_go: (i + 2).min(2 * n - 1 - i),
+        let_go_pack: 0,
         over_the_end: false,
         held: false,
     });
@@ -212,6 +213,22 @@ fn a_chain_is_held_to_half_of_its_outputs() {
 }
 
 #[test]
+fn what_is_held_until_later_tensors_are_saved_leaves_after_these() {
+    let layer = Layer { output: 32 * MIB, parameter: 512, ns: 4_000_000, again: false };
+    let mut problem = chain(&[layer; 12]);
+    for life in &mut problem.usual.lives {
+        life.let_go_pack = (life.storage + 2).min(12);
+    }
+    let answer = plan(&problem, &device(), &ask(unplanned(&problem) / 2)).unwrap();
+    assert!(answer.met && answer.actions.moved.len() >= 6, "{answer:?}");
+    for (kind, number, things) in &answer.actions.actions {
+        for (what, one) in things.iter().filter(|_| *kind == "pack") {
+            assert!(*number >= answer.actions.moved[*one] + 2, "{what} {one} at {number}");
+        }
+    }
+}
+
+#[test]
 fn what_backward_asks_for_again_leaves_in_between() {
     let layer = Layer { output: 32 * MIB, parameter: 512, ns: 4_000_000, again: false };
     let problem = twice(&[layer; 12]);
@@ -272,12 +289,13 @@ fn what_refers_to_nothing_is_refused() {
     let layer = Layer { output: MIB, parameter: 512, ns: 1000, again: true };
     let good = chain(&[layer; 4]);
     assert!(good.validate().is_ok());
-    let damages: [fn(&mut Problem); 9] = [
+    let damages: [fn(&mut Problem); 10] = [
         |p| p.usual.operators.clear(),
         |p| p.storages[0].bytes = u64::MAX,
         |p| p.lend.push(99),
         |p| p.usual.operators[0].reads.push(99),
         |p| p.usual.lives[0].let_go = 99,
+        |p| p.usual.lives[0].let_go_pack = 99,
         |p| p.usual.packs[0].asked[0].place = 99,
         |p| p.usual.packs[0].asked.insert(0, Asked { place: 12, order: 0 }),
         |p| p.usual.ranges[1].inside = Some(1),

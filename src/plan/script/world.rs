@@ -51,6 +51,24 @@ impl Activation {
     }
 }
 
+/// The places at which PyTorch calls the package.
+struct Points {
+    /// By the number of the tensor that autograd saves there.
+    packs: Vec<usize>,
+    /// Those at which it asks for one, in order.
+    asked: Vec<usize>,
+}
+
+impl Points {
+    /// The first of them at which a storage can leave that is let go of at this place, when so many
+    /// tensors have been saved.
+    fn leaves(&self, place: usize, saved: usize) -> usize {
+        let first = |all: &[usize]| all.get(all.partition_point(|&at| at < place)).copied();
+        let found = first(&self.packs[saved..]).into_iter().chain(first(&self.asked));
+        found.min().unwrap_or(place)
+    }
+}
+
 /// Bytes that come and go between places.
 pub struct Change(Vec<i64>);
 
@@ -320,6 +338,7 @@ impl<'a> World<'a> {
     fn can_leave(&self) -> Vec<Activation> {
         let mut movable = Vec::new();
         let rounds = self.rounds();
+        let points = self.points();
         for life in &self.iteration.lives {
             let storage = life.storage;
             let Some(rounds) = rounds.get(&storage) else { continue };
@@ -328,14 +347,15 @@ impl<'a> World<'a> {
                 continue;
             }
             let (born, gone) = self.spans[storage];
-            let mut leaves = self.at[life.let_go];
+            let let_go = points.leaves(self.at[life.let_go], life.let_go_pack);
+            let mut leaves = let_go;
             let mut absences = Vec::new();
             for &(first, last) in rounds {
                 // A swap needs an operator between that neither makes nor uses it.
                 if born < leaves && leaves < first && first < self.steps.len() {
                     absences.push((leaves, first));
                 }
-                leaves = last.max(self.at[life.let_go]);
+                leaves = last.max(let_go);
             }
             if !absences.is_empty() {
                 movable.push(Activation { storage, born, absences, gone });
@@ -343,6 +363,17 @@ impl<'a> World<'a> {
         }
         movable.sort_by_key(|one| (one.born, one.storage));
         movable
+    }
+
+    fn points(&self) -> Points {
+        let packs = &self.iteration.packs;
+        let asked = packs.iter().flat_map(|pack| &pack.asked);
+        let mut points = Points {
+            packs: packs.iter().map(|pack| self.at[pack.packed]).collect(),
+            asked: asked.map(|asked| self.at[asked.place]).collect(),
+        };
+        points.asked.sort_unstable();
+        points
     }
 
     /// By storage: for each run of backward that asks for it the first place at which it is needed,
