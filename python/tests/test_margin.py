@@ -65,6 +65,16 @@ def test_a_plan_that_comes_back_and_fits_again_stays() -> None:
     assert margin.judge(fitted, -80 * MIB) is None
 
 
+def test_what_a_plan_could_save_must_be_worth_another_plan() -> None:
+    """The plan that did not fit was quicker by less than a fiftieth, or by more."""
+    for quicker, found in ((990, None), (970, 127 * MIB)):
+        margin = Margin()
+        missed, fitted = made(990 * MIB), made(756 * MIB)
+        missed.iteration_ns, fitted.iteration_ns = quicker, 1000
+        assert margin.judge(missed, 20 * MIB) == 22 * MIB
+        assert margin.judge(fitted, -80 * MIB) == found
+
+
 def looked(growth: Growth, reserved: list[int], points: list[tuple[str, int, int]]) -> None:
     """Comes to these points with these MiB reserved."""
     for kind, number, size in points:

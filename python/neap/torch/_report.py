@@ -43,6 +43,7 @@ _OVER = (
     "the plan's peak is within the budget, but the allocator reserves more: memory lies in pieces"
 )
 _UNSEEN = "no iteration ran by the last plan, so what the allocator reserves for it is not known"
+_FORMER = "no iteration ran by the last plan: what was measured is of the one before it"
 _LOOKING = "the plan was not yet final, so later iterations might have reserved more"
 _TRIED = "plans that were tried before reserved more than the budget: up to "
 _STRAYED = "what did not run by the plan reserved more than the budget: up to "
@@ -137,26 +138,26 @@ class Report:
             self.notes.append(_OVER if within else _UNMET)
 
     def say_what_is_known(
-        self, tried: int, looked: int, settled: bool, fits: bool, strayed: int, before: int
+        self, tried: bool, looked: int, settled: bool, fits: bool, strayed: int, before: int
     ) -> None:
         """What the measured peaks say of the plan that acts on a device.
 
         Args:
-            tried: iterations that ran by it since the allocator is measured for it.
+            tried: whether iterations were measured that ran by it, or by the plan before it.
             looked: iterations that ran by it at all.
             settled: whether it stays.
             fits: whether these iterations kept to the budget.
             strayed: the most bytes reserved by what did not run by it.
             before: the most bytes reserved by plans before it.
         """
-        known = (_UNSEEN, _LOOKING, _STRAYED, _TRIED, _RESERVED)
+        known = (_UNSEEN, _FORMER, _LOOKING, _STRAYED, _TRIED, _RESERVED)
         self.notes = [note for note in self.notes if not note.startswith(known)]
         if not fits and self.met:
             self.met = False
             self.notes.append(_RESERVED + size(self.peak_reserved_bytes))
         if not settled:
-            self.met = fits and tried > 0
-            self.notes.append(_LOOKING if looked else _UNSEEN)
+            self.met = fits and tried
+            self.notes.append(_LOOKING if looked else _FORMER if tried else _UNSEEN)
         if self.met:
             self.notes = [note for note in self.notes if note not in (_UNMET, _OVER)]
         if before > self.budget_bytes:
@@ -187,7 +188,7 @@ class Report:
             return f"{budget}: {size(self.peak_reserved_bytes)} were reserved"
         if self.predicted_peak_bytes > self.budget_bytes:
             return f"{budget}: the lowest plan needs {size(self.predicted_peak_bytes)}"
-        why = (note for note in self.notes if note.startswith((_UNSEEN, _LOOKING, _TRIED)))
+        why = (note for note in self.notes if note.startswith((_UNSEEN, _FORMER, _LOOKING, _TRIED)))
         return ": ".join([budget, *list(why)[:1]])
 
     def _kind_lines(self) -> list[str]:

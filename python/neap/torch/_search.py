@@ -73,6 +73,10 @@ class Search:
         """How long these took to give back memory and to reserve it again."""
         self._before = 0
         """The most bytes that were reserved by plans before it."""
+        self._former: tuple[int, int] | None = None
+        """The most bytes given out and reserved by the last plan before it that ran."""
+        self._strayed = 0
+        """The most bytes that were reserved, before it acted, by what did not run by a plan."""
         self._rounds = 0
         """How often it got more points at which the allocator gives memory back."""
         self._nearest: tuple[int, Schedule] | None = None
@@ -167,7 +171,7 @@ class Search:
         """At the first saved tensor of an iteration: the same for what ran since the last one, such
         as an evaluation without gradients.
         """
-        if self._enforcement.grew():
+        if self._enforcement.grew(schedule.peak_bytes):
             self._beyond(schedule)
 
     def _beyond(self, schedule: Schedule) -> None:
@@ -191,20 +195,27 @@ class Search:
         """Puts into the report what is known of the plan that acts."""
         self.begins(schedule)  # What ran since the last iteration counts too.
         allocated, reserved = self._enforcement.peaks()
+        fits = self._over(schedule) <= 0
         report = self._report
-        report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
-        report.predicted_iteration_ns = schedule.time_ns
+        unseen = not self._tried and not self.settled
         if reserved:
-            fits, strayed = self._over(schedule) <= 0, self._enforcement.strayed_reserved
             report.beyond = self._enforcement.beyond
+            if unseen and self._former is not None:
+                fits = self._former[1] <= schedule.budget_bytes
             report.say_what_is_known(
-                self._tried, self._looked, self.settled, fits, strayed, self._before
+                self._tried > 0 or self._former is not None,
+                self._looked,
+                self.settled,
+                fits,
+                max(self._strayed, self._enforcement.strayed_reserved),
+                self._before,
             )
         elif report.kept_bytes:  # Nothing was measured, and more stands with each iteration.
             report.met = False
-        if not self._tried and not self.settled:
-            # What lies on the device between iterations says nothing of the plan.
-            report.peak_allocated_bytes = report.peak_reserved_bytes = 0
+        if unseen:  # What lies on the device between iterations says nothing of the plan.
+            allocated, reserved = self._former or (0, 0)
+        report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
+        report.predicted_iteration_ns = schedule.time_ns
 
     # -- the first iterations of a plan
 
@@ -389,6 +400,8 @@ class Search:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
         if self._tried:
             self._before = max(self._before, self._enforcement.peak_reserved())
+            self._former = self._enforcement.peaks()
+        self._strayed = max(self._strayed, self._enforcement.strayed_reserved)
         self._tried = self._looked = self._spent_ns = 0
         self._missed &= self.settled
         if not schedule.trims:

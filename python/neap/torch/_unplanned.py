@@ -67,7 +67,7 @@ class Unplanned:
         evaluation, may have reserved more than the budget.
         """
         limit = self._policy.limit
-        if limit and self._enforcement.grew():
+        if limit and self._enforcement.grew(0):
             self._enforcement.give_back(limit)
 
     def ended(self, limit: int, steps: int) -> bool:
