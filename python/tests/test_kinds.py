@@ -150,6 +150,8 @@ def test_turns_that_are_planned_for_one_of_them_are_watched_for_all() -> None:
         assert not kinds.seen_enough(recorded(row[:count])) and not kinds.turns
     kinds.seen_enough(recorded(row))
     assert kinds.turns == 6
+    kinds.begin(6)
+    assert kinds.seen_enough(recorded("tt")) and not kinds.turns
 
 
 @pytest.mark.parametrize(("between", "over"), [(8, True), (2, False)])

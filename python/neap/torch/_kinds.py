@@ -134,14 +134,16 @@ class Kinds:
         """Whether two iterations in a row were alike, or else some were of one kind, on tensors of
         varying sizes; or there will be no more.
         """
-        recorded, row = len(recorder.cuts), _graph.period(recorder, self._alternates)
+        # Once steps in turn are one iteration, two of these that are alike are enough.
+        alternates = self._alternates and self.period == 1
+        recorded, row = len(recorder.cuts), _graph.period(recorder, alternates)
         self.turns = row if self.period == 1 and row > 1 else 0
         if recorded < 2:
             return False
         alike = row == 1
-        attempts = max(self._attempts, _ROWS) if self._alternates else self._attempts
-        many = recorded >= (attempts if self._alternates else self._few)
-        if alike and (self._changes or self._alternates):
+        attempts = max(self._attempts, _ROWS) if alternates else self._attempts
+        many = recorded >= (attempts if alternates else self._few)
+        if alike and (self._changes or alternates):
             alike = many and _graph.mostly_alike(recorder)
         self.varies = not alike and many and _graph.main_kind(recorder) is not None
         return alike or self.varies or recorded >= attempts

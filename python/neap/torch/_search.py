@@ -198,10 +198,14 @@ class Search:
         fits = self._over(schedule) <= 0
         report = self._report
         unseen = not self._tried and not self.settled
-        if reserved:
+        measured = reserved > 0
+        if unseen:  # What lies on the device between iterations says nothing of the plan.
+            allocated, reserved = self._former or (0, 0)
+            fits = reserved <= schedule.budget_bytes
+        report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
+        report.predicted_iteration_ns = schedule.time_ns
+        if measured:
             report.beyond = self._enforcement.beyond
-            if unseen and self._former is not None:
-                fits = self._former[1] <= schedule.budget_bytes
             report.say_what_is_known(
                 self._tried > 0 or self._former is not None,
                 self._looked,
@@ -212,10 +216,6 @@ class Search:
             )
         elif report.kept_bytes:  # Nothing was measured, and more stands with each iteration.
             report.met = False
-        if unseen:  # What lies on the device between iterations says nothing of the plan.
-            allocated, reserved = self._former or (0, 0)
-        report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
-        report.predicted_iteration_ns = schedule.time_ns
 
     # -- the first iterations of a plan
 
