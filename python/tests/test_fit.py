@@ -281,9 +281,11 @@ def test_a_report_of_a_small_job_has_figures_above_zero() -> None:
     report = neap.torch.Report(
         planned=1, predicted_peak_bytes=3 << 10, unplanned_peak_bytes=5 << 20, budget_bytes=4 << 20
     )
-    assert "peak predicted 3.0 KiB, without the plan 5.0 MiB, budget 4.0 MiB\n" in str(report)
-    report.margin_bytes = 512
+    assert "peak predicted 3.0 KiB, without the plan 5.0 MiB, budget 4.0 MiB, of" in str(report)
+    report.predicted_peak_bytes = report.budget_bytes - 512
     assert "budget 4.0 MiB, of which 512 B are left to the allocator\n" in str(report)
+    report.predicted_peak_bytes += 512
+    assert "budget 4.0 MiB\n" in str(report)
 
 
 SCRIPT = """

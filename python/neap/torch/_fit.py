@@ -312,7 +312,8 @@ class Fit:
         report.remade, report.remade_deaths = remakes.ran, remakes.deaths
         report.compared = recompute.compared + remakes.compared
         report.early_updates = self._updates.early
-        report.iteration_s = statistics.median(self._times) if self._times else 0.0
+        timed = self._times and self.enforcement.computes()
+        report.iteration_s = statistics.median(self._times) if timed else 0.0
         if self.schedule is not None:
             self.search.report(self.schedule)
         else:

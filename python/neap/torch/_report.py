@@ -67,8 +67,8 @@ class Report:
         kinds: iterations by how many tensors autograd saved in them, since neap watched the script.
         met: whether nothing reserved more than the budget since the plan acts; false on a device
             before an iteration has run by the plan.
-        margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
-            what it gives out.
+        margin_bytes: what the plan was to leave of the budget for what the allocator reserves
+            beyond what it gives out.
         trims: points of an iteration at which the allocator may give back free memory.
         gave_back: how often it did, and ``moved_bytes`` what was copied and allocated anew for it.
         peak_allocated_bytes, peak_reserved_bytes: measured since the plan acts; 0 on the CPU.
@@ -83,7 +83,8 @@ class Report:
         remade: operators that made their output again from what they had saved;
             ``remade_deaths`` of these were gone in between.
         early_updates: updates of parameters that ran inside backward.
-        iteration_s: measured seconds of a planned iteration, the median.
+        iteration_s: measured seconds of a planned iteration, the median; 0 on the dry device, whose
+            own time says nothing.
         link_bytes_per_s: measured rates of copies, by direction.
         beyond: how often what did not run by the plan reserved more than the budget.
         replans: how often the plan was made anew, and why.
@@ -215,11 +216,11 @@ class Report:
             lines.append(f"  {self.by_policy} of these sent saved tensors away on demand")
         lines += self._kind_lines()
         if self.predicted_peak_bytes:
-            left = f", of which {size(self.margin_bytes)} are left to the allocator"
+            left = self.budget_bytes - self.predicted_peak_bytes
             lines.append(
                 f"  peak predicted {size(self.predicted_peak_bytes)}, without the plan "
                 f"{size(self.unplanned_peak_bytes)}, budget {size(self.budget_bytes)}"
-                + (left if self.margin_bytes > 0 else "")
+                + (f", of which {size(left)} are left to the allocator" if left > 0 else "")
             )
         if self.peak_allocated_bytes:
             budget = "" if self.predicted_peak_bytes else f" of {size(self.budget_bytes)}"
@@ -230,10 +231,10 @@ class Report:
                 + (met if self.budget_bytes else "")
             )
         if self.predicted_iteration_ns:
+            measured = f"; measured {self.iteration_s * 1e3:,.1f} ms" if self.iteration_s else ""
             lines.append(
                 f"  iteration predicted {self.predicted_iteration_ns / 1e6:,.1f} ms, without the "
-                f"plan {self.unplanned_iteration_ns / 1e6:,.1f} ms; measured "
-                f"{self.iteration_s * 1e3:,.1f} ms"
+                f"plan {self.unplanned_iteration_ns / 1e6:,.1f} ms{measured}"
             )
         lines.append(
             f"  {self.swapped_out} swap-outs ({size(self.swapped_bytes)}), {self.swapped_in} "
