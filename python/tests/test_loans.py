@@ -177,6 +177,33 @@ def test_a_script_that_replaces_a_parameters_memory() -> None:
     assert same(expected, found), report
 
 
+def test_parameters_that_get_another_storage_after_backward_stay() -> None:
+    """As where a step updates one tensor, and forward runs on averages of it."""
+
+    def make() -> Job:
+        model = Words(*[Block(16) for _ in range(3)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        updated = {p: p.detach().clone() for p in model.parameters()}
+
+        def iteration() -> torch.Tensor:
+            loss: torch.Tensor = model(torch.randn(4, 24, 16))
+            loss.backward()
+            for parameter in model.parameters():
+                parameter.data = updated[parameter]
+            optimizer.step()
+            optimizer.zero_grad()
+            for parameter in model.parameters():
+                parameter.data = updated[parameter] * 0.9
+            return loss.detach()
+
+        return Job(model, optimizer, iteration)
+
+    expected, _, _ = run(make, None)
+    found, report, schedule = run(make, "5%", recompute=False)
+    assert same(expected, found), report
+    assert schedule is not None and not schedule.lent
+
+
 def test_iterations_that_differ_keep_their_parameters() -> None:
     def make() -> Job:
         job = blocks()

@@ -676,9 +676,12 @@ class Fit:
         return {name: tensor for role, name, tensor in found if role == "parameter"}
 
     def _lendable(self, recorder: Recorder) -> list[Storage]:
-        """The parameters that may leave during backward."""
+        """The parameters that may leave during backward: not those that the script gives another
+        storage between backward and the step.
+        """
         found = map(recorder.storages.find, leavable(self._parameters(), self._optimizers))
-        return [storage for storage in found if storage is not None]
+        within = recorder.parameters
+        return [storage for storage in found if storage is not None and storage in within]
 
     def _not_early(self, why: str) -> None:
         text = f"updates stay in the optimizer's step: {why}"

@@ -99,6 +99,8 @@ class Recorder(TorchDispatchMode):
         self.optimizers: list[Optimizer] = []
         self.steps: list[tuple[int, int, Optimizer]] = []
         """First operator, operator after the last, and optimizer of each step."""
+        self.parameters: set[Storage | None] = set()
+        """The storages that parameters had when backward began last."""
         self.backwards: list[tuple[int, int, int, int]] = []
         """Iteration, saved tensors before it, first operator and operator after the last of each
         call of backward.
@@ -258,6 +260,8 @@ class Recorder(TorchDispatchMode):
 
     def _before_backward(self) -> None:
         self._backward_began = self._packed, len(self.ops)
+        named = named_tensors(self.watch, self.optimizers)
+        self.parameters = {self.storages.find(t) for role, _, t in named if role == "parameter"}
 
     def _after_backward(self) -> None:
         packed, first = self._backward_began
