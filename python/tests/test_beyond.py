@@ -43,6 +43,13 @@ kept.append(torch.zeros(64 << 20, dtype=torch.uint8, device="cuda"))
 train(9)
 """
 
+CHANGING = """
+train(9)
+model = model[:8]
+train(5)
+"""
+"""It ends while it is watched anew."""
+
 WHOLE = """
 import torch
 from torch import nn
@@ -113,3 +120,12 @@ def test_the_predicted_peak_is_what_is_given_out(tmp_path: Path, neap: str, scri
     predicted, given = report["predicted_peak_bytes"], report["peak_allocated_bytes"]
     assert abs(given - predicted) <= predicted // 100, (predicted, given)
     assert report["beyond"] == 0, report["notes"]
+
+
+def test_a_script_that_ends_while_it_is_watched_anew_has_its_peaks(
+    tmp_path: Path, neap: str
+) -> None:
+    code, report, said = ran(tmp_path, neap, TRAINING + CHANGING)
+    assert code == 0 and "watching the script anew" in said, said
+    assert 0 < report["peak_reserved_bytes"] <= report["budget_bytes"], report
+    assert report["met"] and "is not met" not in said

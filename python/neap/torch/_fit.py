@@ -316,6 +316,8 @@ class Fit:
         report.iteration_s = statistics.median(self._times) if timed else 0.0
         if self.schedule is not None:
             self.search.report(self.schedule)
+        elif self._former is not None:
+            self.search.report_dropped()
         else:
             self._unplanned.report()
         report.kinds = self._tally.all()
@@ -580,6 +582,7 @@ class Fit:
         self.runtime.follow(None)
         self._updates.follow(None)
         self.runtime.turns = None
+        self.search.dropped()
         self.enforcement.restart()
 
     def _watch(self) -> None:

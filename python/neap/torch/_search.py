@@ -191,6 +191,19 @@ class Search:
         self._begin_anew()
         return self._plan_anew(why)
 
+    def dropped(self) -> None:
+        """The plan acts no more: the script is watched anew."""
+        if self._tried:
+            self._former = self._enforcement.peaks()
+        self._strayed = max(self._strayed, self._enforcement.strayed_reserved)
+
+    def report_dropped(self) -> None:
+        """Puts into the report what is known where no plan has followed on the last one yet."""
+        former, now = self._former or (0, 0), self._enforcement.peaks()
+        self._report.peak_allocated_bytes = max(former[0], now[0])
+        self._report.peak_reserved_bytes = max(former[1], now[1])
+        self._report.say_what_is_known_without_plan(self._strayed)
+
     def report(self, schedule: Schedule) -> None:
         """Puts into the report what is known of the plan that acts."""
         self.begins(schedule)  # What ran since the last iteration counts too.
@@ -400,8 +413,7 @@ class Search:
         """From now on is measured what the allocator reserves for this plan, and where it grows."""
         if self._tried:
             self._before = max(self._before, self._enforcement.peak_reserved())
-            self._former = self._enforcement.peaks()
-        self._strayed = max(self._strayed, self._enforcement.strayed_reserved)
+        self.dropped()
         self._tried = self._looked = self._spent_ns = 0
         self._missed &= self.settled
         if not schedule.trims:
