@@ -1,6 +1,7 @@
 //! Kernels' attributes, from the object that a compiler made: an ELF file of one architecture.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 
 /// What a device says of a kernel.
 #[derive(Clone, Copy)]
@@ -24,6 +25,8 @@ pub struct Attributes {
 pub struct Cubin {
     pub architecture: i32,
     kernels: Vec<(u64, Attributes)>,
+    /// The names themselves, where they were asked for.
+    names: Vec<CString>,
 }
 
 /// Compilers put this much before a kernel's own shared memory from 9.0 on: the system's, which
@@ -142,8 +145,9 @@ pub unsafe fn length(at: *const u8) -> Option<usize> {
 }
 
 impl Cubin {
-    /// Reads an object; none where it is something else.
-    pub fn read(image: &[u8]) -> Option<Self> {
+    /// Reads an object, with the kernels' names where a caller may list them; none where it is
+    /// something else.
+    pub fn read(image: &[u8], named: bool) -> Option<Self> {
         if !image.starts_with(b"\x7fELF\x02\x01") {
             return None;
         }
@@ -188,9 +192,16 @@ impl Cubin {
                 of_all(image, &sections, section, &mut kernels)?;
             }
         }
+        let names =
+            if named { kernels.keys().flat_map(|n| CString::new(*n)).collect() } else { vec![] };
         let mut kernels: Vec<_> = kernels.into_iter().map(|(n, k)| (hash(n), k)).collect();
         kernels.sort_unstable_by_key(|(hash, _)| *hash);
-        Some(Self { architecture, kernels })
+        Some(Self { architecture, kernels, names })
+    }
+
+    /// The kernels' names; empty unless the object was read with them.
+    pub fn names(&self) -> &[CString] {
+        &self.names
     }
 
     /// A kernel's attributes.

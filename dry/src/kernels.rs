@@ -2,7 +2,7 @@
 //! one for this device at all.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -41,11 +41,12 @@ enum Image {
 }
 
 impl Image {
-    fn of_entry(entry: Entry) -> Self {
+    /// What one entry of a fat binary is; a module's kernels can be listed by name.
+    fn of_entry(entry: Entry, named: bool) -> Self {
         if entry.is_source() {
             return Self::Source(entry.architecture);
         }
-        let read = entry.image().and_then(|image| Cubin::read(&image));
+        let read = entry.image().and_then(|image| Cubin::read(&image, named));
         read.map_or(Self::Unknown, Self::Object)
     }
 
@@ -58,13 +59,14 @@ impl Image {
         let image = unsafe {
             if std::slice::from_raw_parts(data.cast::<u8>(), 4) == b"\x7fELF" {
                 let length = crate::cubin::length(data.cast());
-                let read =
-                    length.and_then(|n| Cubin::read(std::slice::from_raw_parts(data.cast(), n)));
+                let image = length.map(|n| std::slice::from_raw_parts(data.cast(), n));
+                let read = image.and_then(|image| Cubin::read(image, true));
                 read.map_or(Self::Unknown, Self::Object)
             } else {
                 match fatbin::entries(data) {
                     Some(all) => {
-                        Self::of_entry(fatbin::choose(&all, config().capability).ok_or(NO_IMAGE)?)
+                        let entry = fatbin::choose(&all, config().capability).ok_or(NO_IMAGE)?;
+                        Self::of_entry(entry, true)
                     }
                     None => Self::Unknown,
                 }
@@ -118,6 +120,8 @@ pub struct Kernels {
     images: HashMap<usize, Image>,
     /// Kernels of modules, by the handles that callers have.
     loaded: HashMap<usize, (Attributes, bool)>,
+    /// The names of those that a caller listed, by handle; modules and their names stay.
+    listed: HashMap<usize, usize>,
     /// The most dynamic shared memory, where a caller set that.
     dynamic: HashMap<usize, i32>,
 }
@@ -182,7 +186,7 @@ impl Kernels {
             // SAFETY: a library registered it.
             let all = unsafe { fatbin::entries(found.binary as *const c_void) };
             let entry = all.and_then(|all| fatbin::choose(&all, config().capability));
-            entry.map_or(Image::Unknown, Image::of_entry)
+            entry.map_or(Image::Unknown, |entry| Image::of_entry(entry, false))
         });
         // SAFETY: the library gave a C string.
         image.kernel(unsafe { CStr::from_ptr(found.name) }.to_bytes())
@@ -295,7 +299,7 @@ macro_rules! opens {
             let Ok(bytes) = std::fs::read(&*path) else {
                 return sys::FILE_NOT_FOUND;
             };
-            if let Some(cubin) = Cubin::read(&bytes) {
+            if let Some(cubin) = Cubin::read(&bytes, true) {
                 let runs = runs(cubin.architecture);
                 return module(out, if runs { Ok(Image::Object(cubin)) } else { Err(NO_IMAGE) });
             }
@@ -336,6 +340,54 @@ macro_rules! finds {
 }
 
 finds! { cuModuleGetFunction cuLibraryGetKernel cudaLibraryGetKernel }
+
+/// The names of a module's kernels.
+unsafe fn names<'a>(module: *const c_void) -> &'a [CString] {
+    // SAFETY: the caller gives a module of ours, which is never freed, or null.
+    match unsafe { module.cast::<Image>().as_ref() } {
+        Some(Image::Object(cubin)) => cubin.names(),
+        _ => &[],
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunctionCount(
+    out: *mut c_uint,
+    module: *const c_void,
+) -> Status {
+    unsafe { put(out, names(module).len() as c_uint) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleEnumerateFunctions(
+    out: *mut Handle,
+    most: c_uint,
+    module: *const c_void,
+) -> Status {
+    // SAFETY: the caller gives room for that many handles.
+    for (at, name) in unsafe { names(module) }.iter().take(most as usize).enumerate() {
+        let status = unsafe { cuModuleGetFunction(out.add(at), module, name.as_ptr()) };
+        if status != SUCCESS {
+            return status;
+        }
+        let handle = unsafe { *out.add(at) } as usize;
+        with(|k| k.listed.insert(handle, name.as_ptr() as usize));
+    }
+    SUCCESS
+}
+
+/// Of kernels that were listed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncGetName(out: *mut *const c_char, function: Handle) -> Status {
+    match with(|k| k.listed.get(&(function as usize)).copied()) {
+        Some(name) => {
+            unsafe { put(out, name as *const c_char) };
+            SUCCESS
+        }
+        None => sys::NOT_FOUND,
+    }
+}
 
 /// Defines functions whose answer is the handle that they are given.
 macro_rules! sames {
