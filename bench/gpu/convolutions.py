@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Times ResNet-50's convolutions in PyTorch on a GPU: by cuDNN as it likes, by its deterministic algorithms, and, where they
-have one element and stride 1, as matrix products.
+"""Times ResNet-50's convolutions in PyTorch on a GPU: by cuDNN as it likes, by its deterministic
+algorithms, and, where they have one element and stride 1, as matrix products.
 
     python bench/gpu/convolutions.py [--images 16] [--repeats 8]
 
-Needs PyTorch with CUDA. Prints a Markdown table: medians of events in microseconds, f32 without TF32. A product of gradients of
-weights includes the sum over images.
+Needs PyTorch with CUDA. Prints a Markdown table: medians of events in microseconds, f32 without
+TF32. A product of gradients of weights includes the sum over images.
 """
 
 import argparse
 import statistics
 
 import torch
+from jobs import resnet50
 from torch import nn
 from torch.nn import functional as F
-
-from models import resnet50
 
 
 def shapes():
@@ -23,7 +22,13 @@ def shapes():
     found = {}
 
     def note(layer, inputs, _):
-        found[layer.in_channels, inputs[0].shape[-1], layer.out_channels, layer.kernel_size[0], layer.stride[0]] = None
+        found[
+            layer.in_channels,
+            inputs[0].shape[-1],
+            layer.out_channels,
+            layer.kernel_size[0],
+            layer.stride[0],
+        ] = None
 
     with torch.device("meta"):
         net = resnet50()
@@ -56,7 +61,9 @@ def passes(images, shape):
     gradient = torch.randn_like(F.conv2d(x, w, None, stride, pad))
 
     def back(mask):
-        return torch.ops.aten.convolution_backward(gradient, x, w, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], 1, mask)
+        return torch.ops.aten.convolution_backward(
+            gradient, x, w, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], 1, mask
+        )
 
     products = [None] * 3
     if kernel == 1 and stride == 1:
@@ -75,7 +82,10 @@ def passes(images, shape):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=8)
     asked = parser.parse_args()
@@ -90,7 +100,8 @@ def main():
                 times.append(f"{measured(convolution, asked.repeats):.0f}")
             times.append(f"{measured(product, asked.repeats):.0f}" if product else "")
             inside, extent, outside, kernel, stride = shape
-            print(f"| {inside} x {extent} -> {outside}, {kernel} / {stride} | {name} | {' | '.join(times)} |", flush=True)
+            row = f"{inside} x {extent} -> {outside}, {kernel} / {stride}"
+            print(f"| {row} | {name} | {' | '.join(times)} |", flush=True)
 
 
 if __name__ == "__main__":

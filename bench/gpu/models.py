@@ -1,208 +1,199 @@
 #!/usr/bin/env python3
-"""The training jobs that a GPU is checked with, in plain PyTorch: the same script is recorded and timed.
+"""The training jobs that a GPU is checked with, in plain PyTorch.
 
-    python bench/gpu/models.py resnet50-16 [--iterations 10] [--device cuda] [--deterministic] [--snapshot FILE.pickle]
+    python bench/gpu/models.py resnet50-16 [--iterations 10] [--way WAY] [--deterministic] [--twice]
 
-Needs PyTorch alone; inception_v3 needs torchvision. Prints one JSON object: the time of each iteration in nanoseconds by the
-device's clock, losses, and the peak of PyTorch's allocator in bytes. Weights and data come from a seed.
+The same script is recorded and timed. Needs PyTorch alone; inception_v3 needs torchvision. Prints
+one JSON object: nanoseconds of each iteration by the host's clock, seconds from the process's start
+to each one's, losses, peaks of PyTorch's allocator and of the process's own memory in bytes.
+Weights and data come from a seed.
 """
 
+from __future__ import annotations
+
 import argparse
+import gc
 import json
 import os
+import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from jobs import (
+    Lstm,
+    Ranking,
+    bert,
+    gpt2,
+    inception_v3,
+    llama_1b,
+    resnet50,
+    small,
+    small_gpt,
+    vgg16,
+    vit,
+)
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
+
+WAYS = ("nothing", "checkpoint every block", "save_on_cpu", "compiled offload")
+"""Those of bench/torch/ways.py."""
 
 
-class Bottleneck(nn.Module):
-    """A residual block of ResNet-50: 1x1, 3x3 and 1x1 convolutions (He et al. 2016, figure 5)."""
+class Job(NamedTuple):
+    """A training job.
 
-    def __init__(self, inside, width, stride):
-        super().__init__()
+    Attributes:
+        make: makes the model.
+        batch: images, sequences or rows.
+        size: side of an image, length of a sequence, or candidates of a row.
+        data: which of the functions below makes a batch.
+        bf16: whether forward runs under autocast.
+    """
 
-        def conv(a, b, kernel, step=1):
-            return nn.Sequential(nn.Conv2d(a, b, kernel, step, kernel // 2, bias=False), nn.BatchNorm2d(b))
-
-        self.a, self.b, self.c = conv(inside, width, 1), conv(width, width, 3, stride), conv(width, 4 * width, 1)
-        self.short = conv(inside, 4 * width, 1, stride) if inside != 4 * width or stride != 1 else nn.Identity()
-
-    def forward(self, x):
-        return F.relu(self.c(F.relu(self.b(F.relu(self.a(x))))) + self.short(x))
-
-
-def resnet50():
-    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    inside = 64
-    for blocks, width, stride in ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2)):
-        for block in range(blocks):
-            layers.append(Bottleneck(inside, width, stride if block == 0 else 1))
-            inside = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 10))
+    make: Callable[[], nn.Module]
+    batch: int
+    size: int
+    data: str
+    bf16: bool = False
 
 
-def vgg16():
-    layers, inside = [], 3
-    for width, times in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-        for _ in range(times):
-            layers += [nn.Conv2d(inside, width, 3, padding=1), nn.ReLU(inplace=True)]
-            inside = width
-        layers.append(nn.MaxPool2d(2))
-    head = [nn.Linear(512 * 49, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout()]
-    return nn.Sequential(*layers, nn.Flatten(), *head, nn.Linear(4096, 10))
-
-
-def inception_v3():
-    import torchvision
-
-    return torchvision.models.inception_v3(num_classes=10, aux_logits=False, init_weights=False)
-
-
-class Attention(nn.Module):
-    """Causal attention; with fewer heads of keys and values than of queries where `shared` says so."""
-
-    def __init__(self, width, heads, shared, bias, rotary):
-        super().__init__()
-        self.heads, self.shared, self.size, self.rotary = heads, shared, width // heads, rotary
-        self.queries = nn.Linear(width, width, bias=bias)
-        self.keys = nn.Linear(width, shared * self.size, bias=bias)
-        self.values = nn.Linear(width, shared * self.size, bias=bias)
-        self.out = nn.Linear(width, width, bias=bias)
-
-    def forward(self, x, turn):
-        batch, length, width = x.shape
-        q = self.queries(x).view(batch, length, self.heads, self.size).transpose(1, 2)
-        k = self.keys(x).view(batch, length, self.shared, self.size).transpose(1, 2)
-        v = self.values(x).view(batch, length, self.shared, self.size).transpose(1, 2)
-        if self.rotary:
-            q, k = (y * turn[0] + torch.cat((-y[..., self.size // 2 :], y[..., : self.size // 2]), -1) * turn[1] for y in (q, k))
-        if self.shared != self.heads:
-            k, v = (y.repeat_interleave(self.heads // self.shared, 1) for y in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, length, width))
-
-
-class RootMeanSquare(nn.Module):
-    """RMSNorm (Zhang and Sennrich 2019)."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
-
-
-class Gated(nn.Module):
-    """A feed-forward layer with a gate (Shazeer 2020)."""
-
-    def __init__(self, width, inner):
-        super().__init__()
-        self.gate, self.up, self.down = (nn.Linear(*s, bias=False) for s in ((width, inner), (width, inner), (inner, width)))
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class Language(nn.Module):
-    """A decoder with tied embeddings: GPT-2 small, or Llama 3.2 1B."""
-
-    def __init__(self, words, width, layers, heads, shared, inner, positions):
-        super().__init__()
-        gpt = positions > 0
-        norm = nn.LayerNorm if gpt else RootMeanSquare
-        self.words, self.places = nn.Embedding(words, width), nn.Embedding(positions, width) if gpt else None
-        self.size = width // heads
-
-        def forward():
-            return nn.Sequential(nn.Linear(width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, width)) if gpt else Gated(width, inner)
-
-        self.blocks = nn.ModuleList(
-            nn.ModuleList([norm(width), Attention(width, heads, shared, gpt, not gpt), norm(width), forward()]) for _ in range(layers)
-        )
-        self.last = norm(width)
-
-    def forward(self, tokens):
-        x, length = self.words(tokens), tokens.shape[1]
-        turn = None
-        if self.places is not None:
-            x = x + self.places(torch.arange(length, device=tokens.device))
-        else:
-            rates = 500000.0 ** (-torch.arange(0, self.size, 2, device=tokens.device) / self.size)
-            angles = torch.outer(torch.arange(length, device=tokens.device), rates).repeat(1, 2)
-            turn = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        for first, attention, second, inner in self.blocks:
-            x = x + attention(first(x), turn)
-            x = x + inner(second(x))
-        return F.linear(self.last(x), self.words.weight)
-
-
-def gpt2():
-    return Language(50257, 768, 12, 12, 12, 3072, 1024)
-
-
-def llama_1b():
-    return Language(128256, 2048, 16, 32, 8, 8192, 0)
-
-
-def small():
-    """For a try of the scripts: with a layer of each kind that images go through."""
-    layers = [nn.Conv2d(3, 8, 3, 1, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), Bottleneck(8, 4, 2)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
-
-
-# By name: the model, the batch, and the side of an image or the length of a sequence.
 JOBS = {
-    "small-2": (small, 2, 16),
-    "resnet50-16": (resnet50, 16, 224),
-    "resnet50-64": (resnet50, 64, 224),
-    "vgg16-16": (vgg16, 16, 224),
-    "inception_v3-16": (inception_v3, 16, 299),
-    "gpt2-4x512": (gpt2, 4, 512),
-    "llama_1b-1x512": (llama_1b, 1, 512),
+    "small-2": Job(small, 2, 16, "images"),
+    "small_gpt-16x256": Job(small_gpt, 16, 256, "next"),
+    "resnet50-16": Job(resnet50, 16, 224, "images"),
+    "resnet50-64": Job(resnet50, 64, 224, "images"),
+    "vgg16-16": Job(vgg16, 16, 224, "images"),
+    "inception_v3-16": Job(inception_v3, 16, 299, "images"),
+    "vit_bf16-32": Job(vit, 32, 224, "images", bf16=True),
+    "gpt2-4x512": Job(gpt2, 4, 512, "next"),
+    "llama_1b-1x512": Job(llama_1b, 1, 512, "next"),
+    "bert_padded-16x128": Job(bert, 16, 128, "padded"),
+    "bert_drawn-16x256": Job(bert, 16, 256, "drawn"),
+    "lstm-32x128": Job(Lstm, 32, 128, "next"),
+    "ranking-256x4096": Job(Ranking, 256, 4096, "rows"),
 }
 
+Batch = tuple[torch.Tensor, ...]
 
-def train(name, iterations, device):
-    make, batch, size = JOBS[name]
+
+def batches(job: Job, device: str) -> Callable[[int], tuple[Batch, torch.Tensor]]:
+    """What gives the inputs and targets of an iteration by number.
+
+    Only ``drawn`` gives another batch each time: sequences of lengths that are drawn anew, padded
+    to the longest of them, a multiple of 8.
+    """
+    many, size = job.batch, job.size
+    classes = (torch.arange(many) % 10).to(device)
+    if job.data == "images":
+        images = torch.randn(many, 3, size, size).to(device)
+        return lambda _: ((images,), classes)
+    if job.data == "rows":
+        rows = torch.randn(many, 64).to(device)
+        return lambda _: ((rows,), classes)
+    tokens = (torch.arange(many * size).view(many, size) % 101).to(device)
+    if job.data == "next":
+        return lambda _: ((tokens,), tokens)
+
+    def padded(lengths: torch.Tensor, width: int) -> tuple[Batch, torch.Tensor]:
+        there = (torch.arange(width).expand(many, width) < lengths[:, None]).to(device)
+        # Of what is padding there is nothing to predict.
+        return (tokens[:, :width], there), tokens[:, :width].masked_fill(~there, -100)
+
+    def drawn(number: int) -> tuple[Batch, torch.Tensor]:
+        dice = torch.Generator().manual_seed(number)
+        lengths = torch.randint(size // 4, size + 1, (many,), generator=dice)
+        return padded(lengths, -(-int(lengths.max()) // 8) * 8)
+
+    if job.data == "padded":
+        fixed = padded(torch.randint(size // 4, size + 1, (many,)), size)
+        return lambda _: fixed
+    return drawn
+
+
+def loss_of(job: Job, model: nn.Module, inputs: Batch, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy: of classes, of each token's next, or of each token that is no padding."""
+    with torch.autocast("cuda", torch.bfloat16) if job.bf16 else nullcontext():
+        scores = model(*inputs)
+        if scores.dim() == 3 and job.data == "next":
+            scores, targets = scores[:, :-1], targets[:, 1:]
+        return functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
+
+
+def since_start() -> float:
+    """Seconds since this process began, imports included."""
+    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return up - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def settings_of(way: str) -> Any:
+    """bench/torch/ways.py, where a way is asked for."""
+    if way == WAYS[0]:
+        return None
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
+    import ways
+
+    return ways
+
+
+def train(name: str, iterations: int, device: str, way: str) -> dict[str, Any]:
+    """Trains from the seed on; gives times, losses and the allocator's peaks."""
+    job, ways = JOBS[name], settings_of(way)
     torch.manual_seed(0)
     with torch.device(device):
-        model = make().train()
-    optimizer = (torch.optim.AdamW if make in (gpt2, llama_1b) else torch.optim.Adam)(model.parameters(), lr=1e-4)
-    tokens = (torch.arange(batch * size).view(batch, size) % 101).to(device) if make in (gpt2, llama_1b) else None
-    images = torch.randn(batch, 3, size, size).to(device) if tokens is None else None
-    classes = (torch.arange(batch) % 10).to(device)
-    times, losses = [], []
-    for _ in range(iterations):
-        if device == "cuda":
-            torch.cuda.synchronize()
+        model = job.make().train()
+    batch = batches(job, device)
+    if way == "checkpoint every block":
+        ways.checkpointed(ways.repeated(model))
+    elif way == "compiled offload":
+        ways.offloaded(model)
+    kind = torch.optim.Adam if job.data == "images" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-4)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times, starts, losses = [], [], []
+    for number in range(iterations):
+        inputs, targets = batch(number)
+        wait()
+        starts.append(since_start())
         began = time.perf_counter_ns()
         optimizer.zero_grad()
-        if tokens is None:
-            loss = F.cross_entropy(model(images), classes)
-        else:
-            scores = model(tokens)
-            loss = F.cross_entropy(scores[:, :-1].reshape(-1, scores.shape[-1]), tokens[:, 1:].reshape(-1))
+        with ways.saved(way) if ways else nullcontext():
+            loss = loss_of(job, model, inputs, targets)
         loss.backward()
         optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        wait()
         times.append(time.perf_counter_ns() - began)
         losses.append(loss.detach())
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    return {"iterations_ns": times, "losses": [loss.item() for loss in losses], "peak_bytes": peak, "torch": torch.__version__}
+        del loss
+    found: dict[str, Any] = {"iterations_ns": times, "starts_s": starts}
+    found["losses"] = [loss.item() for loss in losses]
+    if device == "cuda":
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    return found
 
 
-def main():
-    parser = argparse.ArgumentParser(description="One of the training jobs that a GPU is checked with.")
+def main() -> None:
+    """Prints the answer."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--deterministic", action="store_true", help="the same bits in each run, where PyTorch has kernels for that")
+    parser.add_argument("--way", choices=WAYS, default=WAYS[0])
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same bits in each run, where PyTorch has kernels for that",
+    )
+    parser.add_argument(
+        "--twice", action="store_true", help="train again, and say whether all losses are the same"
+    )
     parser.add_argument("--snapshot", help="write every request to PyTorch's allocator there")
     parser.add_argument("--out", help="print to this file")
     flags = parser.parse_args()
@@ -213,9 +204,15 @@ def main():
         torch.use_deterministic_algorithms(True, warn_only=True)
     if flags.snapshot:
         torch.cuda.memory._record_memory_history(max_entries=1_000_000)
-    answer = train(flags.job, flags.iterations, flags.device)
+    answer = train(flags.job, flags.iterations, flags.device, flags.way)
     if flags.snapshot:
         torch.cuda.memory._dump_snapshot(flags.snapshot)
+    if flags.twice:
+        gc.collect()
+        again = train(flags.job, flags.iterations, flags.device, flags.way)
+        answer["repeats"] = again["losses"] == answer["losses"]
+    answer["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    answer["torch"] = torch.__version__
     with open(flags.out, "w", encoding="utf-8") if flags.out else nullcontext(sys.stdout) as out:
         print(json.dumps(answer), file=out)
 

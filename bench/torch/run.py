@@ -13,7 +13,6 @@ operators, what runs again, and for copies that nothing hides their bytes over t
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import subprocess
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +33,9 @@ from settle import settle
 from table import Table, mib
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from ways import CHECKPOINT, ON_CPU, REPEATED, checkpointed, compiled, repeated, saved
 
 ITERATIONS = 8
-REPEATED = ("Attention", "Block", "Bottleneck", "Gated")
-"""Modules that checkpointing runs again."""
 
 
 class Block(nn.Module):
@@ -105,11 +101,6 @@ def of_images(model: nn.Module, batch: int, side: int) -> Training:
     return model, lambda m: functional.cross_entropy(m(images), labels), repeated(model)
 
 
-def repeated(model: nn.Module) -> list[nn.Module]:
-    """The modules that checkpointing runs again."""
-    return [m for m in model.modules() if type(m).__name__ in REPEATED]
-
-
 def gpt2() -> Training:
     """GPT-2 small, 4 x 512 tokens."""
     return of_tokens(Gpt(), 4, 512)
@@ -134,9 +125,11 @@ def checked(name: str) -> Training:
     sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
     from models import JOBS
 
-    make, batch, size = JOBS[name]
-    model = make()
-    return (of_tokens if type(model).__name__ == "Language" else of_images)(model, batch, size)
+    job = JOBS[name]
+    model = job.make()
+    return (of_tokens if type(model).__name__ == "Language" else of_images)(
+        model, job.batch, job.size
+    )
 
 
 def link(profile: str) -> tuple[int, int]:
@@ -144,13 +137,6 @@ def link(profile: str) -> tuple[int, int]:
     shown = subprocess.run([executable(), "device", "show", profile, "--json"], capture_output=True)
     rates = json.loads(shown.stdout)["link"]
     return rates["d2h"], rates["h2d"]
-
-
-def checkpointed(blocks: list[nn.Module]) -> None:
-    """Each block keeps its input only."""
-    for block in blocks:
-        plain = block.forward
-        block.forward = lambda *given, plain=plain: checkpoint(plain, *given, use_reentrant=False)
 
 
 class Offloaded(torch.optim.Adam):
@@ -174,7 +160,7 @@ class Offloaded(torch.optim.Adam):
             group["params"] = parameters
 
 
-WAYS = ("nothing", "checkpoint every block", "save_on_cpu", "checkpoint, states on the host")
+WAYS = ("nothing", CHECKPOINT, ON_CPU, "checkpoint, states on the host")
 EARLY = "neap, early updates"
 COMPILED = "torch.compile, activation_memory_budget {share}"
 """The partitioner keeps that share of the activations and computes the others again."""
@@ -187,16 +173,14 @@ def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> di
     if "checkpoint" in way:
         checkpointed(blocks)
     if way.startswith("torch.compile"):
-        settings = importlib.import_module("torch._functorch.config")
-        settings.activation_memory_budget = float(way.split()[-1])
-        model.compile()
+        compiled(model, activation_memory_budget=float(way.split()[-1]))
     kind = Offloaded if "states" in way else torch.optim.Adam
     optimizer = kind(model.parameters())
 
     def iterate(count: int) -> None:
         for _ in range(count):
             optimizer.zero_grad()
-            with torch.autograd.graph.save_on_cpu(True) if way == "save_on_cpu" else nullcontext():
+            with saved(way):
                 loss = loss_of(model)
             loss.backward()
             optimizer.step()
