@@ -84,8 +84,8 @@ Batch = tuple[torch.Tensor, ...]
 def batches(job: Job, device: str) -> Callable[[int], tuple[Batch, torch.Tensor]]:
     """What gives the inputs and targets of an iteration by number.
 
-    Only ``drawn`` gives another batch each time: sequences of lengths that are drawn anew, padded
-    to the longest of them, a multiple of 8.
+    Only ``drawn`` gives another batch each time: sequences that are padded to the longest of them,
+    a multiple of 8 that is drawn anew from a quarter of the size on.
     """
     many, size = job.batch, job.size
     classes = (torch.arange(many) % 10).to(device)
@@ -106,8 +106,8 @@ def batches(job: Job, device: str) -> Callable[[int], tuple[Batch, torch.Tensor]
 
     def drawn(number: int) -> tuple[Batch, torch.Tensor]:
         dice = torch.Generator().manual_seed(number)
-        lengths = torch.randint(size // 4, size + 1, (many,), generator=dice)
-        return padded(lengths, -(-int(lengths.max()) // 8) * 8)
+        longest = 8 * int(torch.randint(size // 32, size // 8 + 1, (1,), generator=dice))
+        return padded(torch.randint(1, longest + 1, (many,), generator=dice), longest)
 
     if job.data == "padded":
         fixed = padded(torch.randint(size // 4, size + 1, (many,)), size)

@@ -37,7 +37,8 @@ TIMED = 8
 LACKS = re.compile(
     r"No module named '(?!neap)[^']*'|the CUDA device lacks [^(]*"
     r"|the gradient of an attention bias is not supported|Device not supported"
-    r"|has no setting \w+|Failed to find C compiler|Cannot find a working triton"
+    r"|no NVIDIA driver on this machine|has no setting \w+|Failed to find C compiler"
+    r"|Cannot find a working triton"
 )
 
 
