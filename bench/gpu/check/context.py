@@ -38,7 +38,8 @@ LACKS = re.compile(
     r"No module named '(?!neap)[^']*'|the CUDA device lacks [^(]*"
     r"|the gradient of an attention bias is not supported|Device not supported"
     r"|no NVIDIA driver on this machine|has no setting \w+|Failed to find C compiler"
-    r"|Cannot find a working triton"
+    r"|Cannot find a working triton|\w+ \d+ \(lib[\w.]+\) is not found"
+    r"|the driver is for CUDA [\d.]+"
 )
 
 
@@ -218,14 +219,17 @@ class Check:
         fine: Sequence[int] = (0,),
         watched: bool = False,
         env: Mapping[str, str] | None = None,
+        ready: Path | None = None,
     ) -> list[Done]:
-        """The same for several at once, each started a second after the one before."""
+        """The same for several at once; the others start when the first has made a file."""
         here = self._of_thread
         watch = Watch() if watched else None
-        processes = []
+        processes: list[Process] = []
         try:
             for number, command in enumerate(commands):
-                time.sleep(1.0 if number else 0.0)
+                while number and ready and not ready.exists():
+                    if time.monotonic() >= here.until or processes[0].wait(0.1) is not None:
+                        break
                 files = self.path(f"{here.name}-{number}")
                 processes.append(Process(command, files, self.environment(**(env or {}))))
             codes = together(processes, here.until)

@@ -162,7 +162,7 @@ def served(check: Check) -> Saw:
     budget = str(check.manifest["served_budget"])
     first = [*neap, "--serve", str(socket), "--budget", budget, "--", *scripts[0]]
     second = [*neap, "--join", str(socket), "--", *scripts[1]]
-    both = check.commands([first, second], watched=True)
+    both = check.commands([first, second], watched=True, ready=socket)
     text, good = f"budget {mib(int(budget))}", True
     for job, file, done in zip(jobs, files, both):
         plain = check.fact(f"alone {job}", "f alone")
