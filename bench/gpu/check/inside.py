@@ -68,8 +68,9 @@ def summary(report: dict[str, Any], answer: dict[str, Any]) -> str:
     text = f"reserved {mib(report['peak_reserved_bytes'])} of {mib(report['budget_bytes'])}"
     without = sum(report["unplanned"].values())
     text += f"; {report['planned']} iterations by the plan, {without} without"
-    if report["planned"] and without < len(answer["starts_s"]):
-        text += f", the plan acts {answer['starts_s'][without]:.1f} s after the process's start"
+    watched = report["unplanned"].get("watching", 0)
+    if report["planned"] and watched < len(answer["starts_s"]):
+        text += f", the plan acts {answer['starts_s'][watched]:.1f} s after the process's start"
     for key in ("unplanned", "replans", "notes"):
         text += f"; {key}: {report[key]}" if report[key] else ""
     return text
