@@ -25,6 +25,8 @@ from lines import FAIL, NOT, PASS, Line, Lines, Saw  # noqa: E402
 MANIFEST: dict[str, Any] = {
     "device": "h100",
     "iterations": 3,
+    "script_iterations": 5,
+    "repaired_script": "other",
     "repeats": 2,
     "plans": {"job 50%": "plans/job.json"},
     "reserved": {},
