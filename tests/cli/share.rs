@@ -49,6 +49,44 @@ fn every_policy_is_told_and_ours_ends_jobs_soonest() {
 }
 
 #[test]
+fn memory_over_time_and_a_timeline_are_of_one_run() {
+    let folder = Folder::new();
+    let files = ["--curve", "memory.csv", "--timeline", "jobs.json"];
+    let all = share(&folder, &[&files[..], &["--policies", "pack"]].concat());
+    let curve = folder.text("memory.csv");
+    let mut lines = curve.lines();
+    let heads = "time_ns,persistent_bytes,lanes_bytes,lanes,running,waiting";
+    assert_eq!(lines.next(), Some(heads));
+    let rows: Vec<Vec<u64>> =
+        lines.map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect()).collect();
+    // The mean over the makespan is that of the curve.
+    let held = |pair: &[Vec<u64>]| {
+        u128::from(pair[0][1] + pair[0][2]) * u128::from(pair[1][0] - pair[0][0])
+    };
+    let (first, last) = (rows[0][0], rows[rows.len() - 1][0]);
+    let mean = rows.windows(2).map(held).sum::<u128>() / u128::from(last - first);
+    assert_eq!(mean, u128::from(number(&all["policies"][0], "mean_memory_bytes")));
+    let most = rows.iter().map(|row| row[1] + row[2]).max();
+    assert_eq!(most, Some(number(&all["policies"][0], "peak_memory_bytes")));
+    let timeline: Value = serde_json::from_str(&folder.text("jobs.json")).unwrap();
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let named = |name: &str| events.iter().filter(|e| e["name"] == name).count();
+    assert!(named("runs") >= 7 && named("waits") > 0 && named("memory") == rows.len());
+    folder.refuses(
+        2,
+        &["--curve", "--policies pack"],
+        &[
+            "share",
+            &fixture("share/jobs.csv"),
+            "--memory",
+            &fixture("share/memory.csv"),
+            "--curve",
+            "again.csv",
+        ],
+    );
+}
+
+#[test]
 fn each_mode_has_its_lanes() {
     let folder = Folder::new();
     let of = |mode| share(&folder, &["--mode", mode, "--check"]);

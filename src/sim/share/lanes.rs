@@ -246,12 +246,11 @@ impl Lanes {
     /// The lane that a job joins: the smallest that is large enough, or else one that is widened by
     /// at most `free` bytes.
     fn shared(&self, ephemeral: Bytes, free: Bytes) -> Option<LaneId> {
-        let lanes: BTreeSet<(Bytes, LaneId)> =
-            self.lanes.iter().map(|(id, l)| (l.size, *id)).collect();
-        let at_least = |size: Bytes| lanes.iter().find(|lane| lane.0 >= size);
+        let lanes = || self.lanes.iter().map(|(id, lane)| (lane.size, *id));
+        let at_least = |size: Bytes| lanes().filter(|lane| lane.0 >= size).min();
         let widened = || match self.mode {
             // The largest needs the fewest additional bytes.
-            Mode::Neap => lanes.last().filter(|lane| lane.0 + free >= ephemeral),
+            Mode::Neap => lanes().max().filter(|lane| lane.0 + free >= ephemeral),
             // As printed: the first that is safe, in ascending order of size.
             Mode::Paper | Mode::AsReleased => at_least(ephemeral.saturating_sub(free)),
         };

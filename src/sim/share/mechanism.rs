@@ -105,6 +105,8 @@ impl Settings {
     #[must_use]
     pub fn style(&self, style: Style) -> Style {
         match (self.mechanism, style) {
+            // The iterations of jobs that share a lane alternate.
+            (Mechanism::Lanes, Style::All) if self.mode == Mode::Paper => Style::Rotating,
             (Mechanism::Lanes, style) => style,
             (Mechanism::Exclusive, _) => Style::One,
             (Mechanism::Checkpoint, style) if style.in_turn() => style,

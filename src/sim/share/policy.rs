@@ -63,9 +63,9 @@ const FIFO: Policy = Policy {
 /// The policies, in the order of the paper, neap's own last.
 pub const ALL: &[Policy] = &[
     FIFO,
-    // The job with the least work left runs alone, and gives way at an iteration boundary. An
-    // admitted job keeps its persistent memory on the device.
-    Policy { name: "srtf", shortest: true, style: Style::Best, skips: true, ..FIFO },
+    // The job with the least work left runs alone, and gives way at an iteration boundary. It is
+    // admitted whatever runs: the persistent memory of longer jobs goes to the host for it.
+    Policy { name: "srtf", shortest: true, style: Style::Best, skips: true, moves: true, ..FIFO },
     PACK,
     // All jobs share equally from the moment they are admitted. (Salus's code compares the service
     // since each job's birth, so a newcomer keeps the device until it has caught up.)

@@ -63,6 +63,49 @@ pub struct Moment {
     pub persistent: Bytes,
     /// Numbers and bytes of the lanes. Processes count as one lane.
     pub lanes: Vec<(u32, Bytes)>,
+    /// How many jobs run, take turns or serve.
+    pub running: usize,
+    /// How many jobs are submitted and hold no memory of the device.
+    pub waiting: usize,
+}
+
+/// What a job does for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// It is submitted and not on the device.
+    Waits,
+    /// It is on the device and does not run.
+    Rests,
+    /// It runs, alone or in turn with others of its lane.
+    Runs,
+    /// It serves requests.
+    Serves,
+}
+
+impl Doing {
+    /// The word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Waits => "waits",
+            Self::Rests => "rests",
+            Self::Runs => "runs",
+            Self::Serves => "serves",
+        }
+    }
+}
+
+/// A time in which a job does one thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The job's place in the trace.
+    pub job: u32,
+    /// What it does.
+    pub doing: Doing,
+    /// From when on.
+    pub from: Nanos,
+    /// Until when.
+    pub to: Nanos,
 }
 
 /// The outcome of a simulation.
@@ -89,8 +132,14 @@ pub struct Outcome {
     pub harm: Option<(Nanos, String)>,
     /// Compute in use, in per mille times nanoseconds.
     pub busy: u128,
+    /// Memory in use, in bytes times nanoseconds.
+    pub held: u128,
+    /// The most memory in use.
+    pub most: Bytes,
     /// Memory over time, if asked for.
     pub moments: Vec<Moment>,
+    /// What each job does, if asked for, in the order of the ends.
+    pub stretches: Vec<Stretch>,
     /// What one job waited for from each time on, if asked for.
     pub reasons: Vec<(Nanos, String)>,
 }
@@ -110,6 +159,8 @@ pub struct Figures {
     pub p95: u64,
     /// Mean share of the compute in use over the makespan.
     pub utilisation: f64,
+    /// Mean of the memory in use over the makespan: persistent bytes and lanes, or processes.
+    pub memory: Bytes,
     /// Jain's index over each job's work divided by its time to the end.
     pub fairness: f64,
     /// Number of jobs that did all their work.
@@ -149,6 +200,7 @@ impl Outcome {
                 0 => 0.0,
                 _ => self.busy as f64 / 1000.0 / makespan as f64,
             },
+            memory: Bytes(saturated(self.held.checked_div(u128::from(makespan)).unwrap_or(0))),
             fairness: if squares > 0.0 { sum * sum / (n * squares) } else { 1.0 },
             done: times.len(),
         }

@@ -151,6 +151,9 @@ impl Engine<'_> {
         }
         let load = self.load();
         self.outcome.busy += passed * u128::from(load.min(u64::from(WHOLE)));
+        let held = self.room.used();
+        self.outcome.held += passed * u128::from(held.0);
+        self.outcome.most = self.outcome.most.max(held);
         self.slow += passed * u128::from(load.max(u64::from(WHOLE)));
         if let Some((bytes, turn)) = self.turning {
             self.outcome.moved += bytes * passed / turn;

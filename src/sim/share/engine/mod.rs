@@ -10,6 +10,7 @@
 //! is packed once the jobs whose memory moves are between two iterations, and packing takes time.
 
 mod clock;
+mod record;
 mod room;
 mod schedule;
 mod turns;
@@ -26,10 +27,10 @@ use super::layout::{Item, Layout};
 use super::mechanism::{Mechanism, Settings};
 use super::memory::Need;
 use super::policy::{Policy, Style};
-use super::result::{JobResult, Moment, Outcome, Verdict};
+use super::result::{JobResult, Outcome, Verdict};
 use crate::units::{Bytes, Nanos, id32, saturated};
 
-/// How many waiting jobs are tried when room is free, in the policy's order.
+/// How many waiting jobs are tried when room is free, in the policy's order, unless all are.
 const LOOK: usize = 64;
 /// Fractional bits of the clock's nanoseconds.
 const FINE: u32 = 20;
@@ -40,6 +41,8 @@ const NEVER: u64 = u64::MAX;
 pub struct Keep {
     /// Memory over time.
     pub moments: bool,
+    /// What each job does over time.
+    pub stretches: bool,
     /// Records why this job waited.
     pub reasons: Option<u32>,
     /// Whether every change of memory is proved safe ([`super::check`]). Only lanes are checked,
@@ -128,6 +131,10 @@ struct Engine<'a> {
     moves: bool,
     /// Whether lanes follow Salus's released code.
     released: bool,
+    /// Whether every waiting job is tried whenever room is free, whatever waits before it.
+    tries_all: bool,
+    /// The least persistent bytes of any job.
+    least: Bytes,
     now: u64,
     /// The running jobs, by clock.
     clocks: BTreeMap<ClockId, Clock>,
@@ -136,6 +143,8 @@ struct Engine<'a> {
     /// Sum of the running jobs' iteration times, for the cost of paging.
     iterations: u128,
     state: Vec<State>,
+    /// Since when each job is in its state, where that is kept.
+    since: Vec<u64>,
     remaining: Vec<u64>,
     /// The clock's reading when the work of a running job began.
     base: Vec<u128>,
@@ -187,8 +196,11 @@ impl<'a> Engine<'a> {
             needs: jobs.iter().map(|job| job.need).collect(),
             moves: policy.moves && lanes && settings.mode == Mode::Neap,
             released,
+            tries_all: lanes && settings.mode == Mode::Paper,
+            least: jobs.iter().map(|job| job.need.0).min().unwrap_or_default(),
             clock_of: vec![0; n],
             state: vec![State::Away; n],
+            since: vec![0; if keep.stretches { n } else { 0 }],
             remaining: jobs.iter().map(|j| j.work.0).collect(),
             base: vec![0; n],
             on_host: vec![false; n],
@@ -234,7 +246,7 @@ impl<'a> Engine<'a> {
 
     /// A resident does not run for now.
     fn rest(&mut self, job: u32) {
-        self.state[job as usize] = State::Idle;
+        self.turn_to(job, State::Idle);
         self.idle.insert(self.idle_key(job));
     }
 
@@ -302,7 +314,7 @@ impl<'a> Engine<'a> {
             if let Some(kill) = job.kill {
                 self.timers.push(Reverse((kill.0, id)));
             }
-            self.state[id as usize] = State::Waiting;
+            self.turn_to(id, State::Waiting);
             if job.rate.is_some() {
                 self.services.insert(id);
             } else {
@@ -338,7 +350,7 @@ impl<'a> Engine<'a> {
             }
         }
         self.release(job);
-        self.state[index] = State::Away;
+        self.turn_to(job, State::Away);
         self.there.remove(&job);
         let result = &mut self.outcome.jobs[index];
         (result.end, result.verdict) = (Nanos(self.now), verdict);
@@ -379,7 +391,7 @@ impl<'a> Engine<'a> {
             self.room.leave(job);
             self.on_host[index] = true;
             self.last = Some(job);
-            self.state[index] = State::Waiting;
+            self.turn_to(job, State::Waiting);
             self.waiting.insert(self.line_key(job));
         }
         self.freed = true;
@@ -409,7 +421,7 @@ impl<'a> Engine<'a> {
         self.outcome.moved += u128::from((out + into).0);
         let delay = self.settings.copies(out, into);
         let it = &self.jobs[index];
-        self.state[index] = State::Running;
+        self.turn_to(job, State::Running);
         self.iterations += u128::from(it.iteration.0);
         self.outcome.jobs[index].start.get_or_insert(Nanos(self.now));
         self.on_clock(job);
@@ -451,43 +463,5 @@ impl<'a> Engine<'a> {
             * u128::from(it.utilisation)
             / 1_000_000_000_000;
         u32::try_from(asked).unwrap_or(u32::MAX).clamp(1, WHOLE)
-    }
-
-    /// Records memory over time, and why one job waits.
-    fn record(&mut self) {
-        if self.keep.moments {
-            let (persistent, lanes) = if self.settings.mechanism == Mechanism::Lanes {
-                let lanes = self.room.lanes().iter().map(|(id, lane)| (*id, lane.size));
-                (self.room.persistent(), lanes.collect())
-            } else {
-                (Bytes::ZERO, vec![(0, self.room.used())])
-            };
-            self.outcome.moments.push(Moment { at: Nanos(self.now), persistent, lanes });
-        }
-        let Some(job) = self.keep.reasons else { return };
-        let need = self.needs[job as usize];
-        let name = |j: u32| &self.jobs[j as usize].name;
-        let ahead = || match (self.runs().next(), self.runs().count()) {
-            (None, _) => "no job".to_owned(),
-            (Some(first), 1) => format!("`{}`", name(first)),
-            (Some(first), n) => format!("`{}` and {} more", name(first), n - 1),
-        };
-        let text = match self.state[job as usize] {
-            State::Away => return,
-            State::Running if self.clock(job).drains.iter().any(|d| d.1 == job) => {
-                "finishes its iteration, then gives way".to_owned()
-            }
-            State::Running => "runs".to_owned(),
-            State::Serving => "serves".to_owned(),
-            State::Idle => format!("is in and waits for its turn: {} runs", ahead()),
-            State::Waiting => {
-                let what = if need.0 + need.1 > self.room.free() { "memory" } else { "its turn" };
-                let before = self.waiting.iter().position(|k| k.2 == job).unwrap_or(0);
-                format!("waits for {what}, {before} before it: {} runs", ahead())
-            }
-        };
-        if self.outcome.reasons.last().is_none_or(|r| r.1 != text) {
-            self.outcome.reasons.push((Nanos(self.now), text));
-        }
     }
 }

@@ -73,7 +73,7 @@ impl Engine<'_> {
         self.idle.remove(&self.idle_key(job));
         self.release(job);
         self.on_host[job as usize] = true;
-        self.state[job as usize] = State::Waiting;
+        self.turn_to(job, State::Waiting);
         self.waiting.insert(self.line_key(job));
         self.needs[job as usize].0
     }

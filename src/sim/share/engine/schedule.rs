@@ -46,8 +46,8 @@ impl Engine<'_> {
             if !taken {
                 continue;
             }
+            self.turn_to(job, State::Serving);
             let (it, now) = (&self.jobs[job as usize], Some(Nanos(self.now)));
-            self.state[job as usize] = State::Serving;
             self.serving += u64::from(self.demand(job));
             self.slow_at.insert(job, self.slow);
             let result = &mut self.outcome.jobs[job as usize];
@@ -80,16 +80,17 @@ impl Engine<'_> {
 
     /// The waiting jobs that are tried when room is free.
     fn line(&self) -> Vec<u32> {
-        self.waiting.iter().take(LOOK).map(|key| key.2).collect()
+        let most = if self.tries_all { usize::MAX } else { LOOK };
+        self.waiting.iter().take(most).map(|key| key.2).collect()
     }
 
     /// Admits waiting jobs in the policy's order, as far as there is room.
     fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
-        // The released code lets later jobs pass for ever.
-        let released = self.released;
-        let skips = self.policy.skips || released;
+        // Salus's queue lets later jobs pass for ever, in the paper and in the released code.
+        let open = self.released || self.tries_all;
+        let skips = self.policy.skips || open;
         loop {
-            let closed = self.waits_overdue().filter(|_| !released);
+            let closed = self.waits_overdue().filter(|_| !open);
             let looked: Vec<u32> = match closed {
                 Some(oldest) => vec![oldest],
                 None if self.freed || !skips => self.line(),
@@ -103,6 +104,9 @@ impl Engine<'_> {
             };
             let mut again = closed.is_some() || looked.len() >= LOOK;
             for job in looked {
+                if self.tries_all && self.room.free() < self.least {
+                    return;
+                }
                 if self.let_in(job, join) {
                     self.waiting.remove(&self.line_key(job));
                     then(self, job);
@@ -124,6 +128,7 @@ impl Engine<'_> {
     /// One job at a time in each lane: the first in the policy's order.
     fn one_in_each_lane(&mut self) {
         self.admit(Join::Share, Self::rest);
+        let (shortest, out) = self.make_way().unzip();
         let mut runners: BTreeMap<LaneId, u32> =
             self.runs().map(|job| (self.lane_of(job), job)).collect();
         let mut from = (0, FIRST);
@@ -139,8 +144,51 @@ impl Engine<'_> {
                 }
             }
             self.idle.remove(&(lane, best));
-            self.start(best.2, Bytes::ZERO);
+            let out = out.filter(|_| shortest == Some(best.2));
+            self.start(best.2, out.unwrap_or_default());
         }
+    }
+
+    /// Where memory moves, lets in the best waiting job if it would run next and there is no room
+    /// for it: the memory of other jobs goes to the host, the last in the policy's order first. A
+    /// running job gives way at the end of its iteration. Returns the job that was let in and the
+    /// bytes that its start has to wait for.
+    fn make_way(&mut self) -> Option<(u32, Bytes)> {
+        let best = self.waiting.first().copied().filter(|_| self.moves)?;
+        let job = best.2;
+        let runner = self.runs().next();
+        let worse = |key: Key| key > best;
+        let first = self.idle.iter().next().is_none_or(|idle| worse(idle.1))
+            && runner.is_none_or(|runner| worse(self.key(runner)));
+        // Services stay.
+        let (persistent, ephemeral) = self.room.charge(self.needs[job as usize]);
+        let lane = ephemeral.max(self.served.largest()[1]);
+        let taken = self.served.persistent + u128::from((persistent + lane).0);
+        if !first
+            || taken > u128::from(self.room.capacity().0)
+            || self.waits_overdue().is_some_and(|overdue| overdue != job)
+        {
+            return None;
+        }
+        if let Some(runner) = runner {
+            self.drain(runner);
+            if self.state[runner as usize] == State::Running {
+                return None;
+            }
+        }
+        let mut out = Bytes::ZERO;
+        while !self.let_in(job, Join::Share) {
+            let Some(victim) = self.victim(|_| true) else {
+                self.outcome.moved += u128::from(out.0);
+                return None;
+            };
+            out += self.send_away(victim);
+        }
+        self.waiting.remove(&best);
+        self.rest(job);
+        // What left may now fit beside it.
+        self.admit(Join::Share, Self::rest);
+        Some((job, out))
     }
 
     /// One job at a time on the device.

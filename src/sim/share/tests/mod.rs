@@ -11,7 +11,7 @@ use super::jobs::{Growth, Job};
 use super::lanes::Mode;
 use super::mechanism::{Mechanism, Settings};
 use super::policy;
-use super::result::{JobResult, Outcome, Verdict};
+use super::result::{Doing, JobResult, Moment, Outcome, Verdict};
 use crate::units::{Bytes, Nanos};
 
 const GIB: u64 = 1 << 30;
@@ -48,7 +48,7 @@ fn seconds(outcome: &Outcome) -> Vec<[u64; 3]> {
 
 /// Simulates with every change proved safe, and with the reasons why the first job waited.
 fn run(jobs: &[Job], name: &str, settings: &Settings) -> Outcome {
-    let keep = Keep { moments: true, reasons: Some(0), proof: true };
+    let keep = Keep { moments: true, stretches: true, reasons: Some(0), proof: true };
     let outcome = simulate(jobs, policy::find(name).unwrap(), settings, keep);
     assert_eq!(outcome.harm, None, "{name}, {settings:?}");
     outcome
@@ -85,6 +85,75 @@ fn shortest_first_decides_in_each_lane() {
     // although d and a have waited for longer.
     let times = seconds(&run(&jobs, "srtf", &settings));
     assert_eq!(times, [[0, 220, 320], [0, 0, 80], [0, 0, 130], [0, 130, 220], [80, 80, 100]]);
+}
+
+/// Salus, Algorithm 1, lines 15 to 20: the whole queue is tried, and a lane can be joined.
+#[test]
+fn every_request_of_the_queue_is_tried_and_lanes_are_joined() {
+    let tiny = Job { need: (Bytes(7 * GIB / 10), Bytes::ZERO), ..job("c", 2, 10, (0, 0)) };
+    // b needs more than is left beside a, and joins its lane; c opens one.
+    let jobs = [job("a", 0, 100, (1, 9)), job("b", 1, 50, (1, 8)), tiny.clone()];
+    let small = |mode| Settings { capacity: Bytes(12 * GIB), ..lanes(mode) };
+    let outcome = run(&jobs, "pack", &small(Mode::Paper));
+    let starts = |outcome: &Outcome| seconds(outcome).iter().map(|of| of[1]).collect::<Vec<_>>();
+    assert_eq!(starts(&outcome), [0, 1, 2]);
+    assert_eq!(outcome.moments[1].lanes, [(0, Bytes(9 * GIB))]);
+    // a and b take turns in their lane: b has had its 50 s when a has had 51.
+    let [a, b] = [0, 1].map(|at| outcome.jobs[at].end.0);
+    assert!(b < a && a == 160 * S, "{a}, {b}");
+    // neap's own pack has a lane for each job, in order of submission.
+    assert_eq!(starts(&run(&jobs, "pack", &small(Mode::Neap))), [0, 100, 100]);
+    // However many jobs wait that do not fit, the last of the queue is tried.
+    let mut jobs = vec![job("a", 0, 100, (10, 1))];
+    jobs.extend((0..200).map(|n| job(&format!("b{n}"), 1, 1, (5, 1))));
+    jobs.push(tiny);
+    let outcome = run(&jobs, "pack", &small(Mode::Paper));
+    assert_eq!(outcome.jobs[201].start, Some(Nanos(2 * S)));
+}
+
+/// Salus, section 4.2: a shorter job is admitted regardless of the jobs that run.
+#[test]
+fn a_shorter_job_moves_the_memory_of_a_longer_one() {
+    let jobs = [job("long", 0, 600, (9, 4)), job("short", 60, 60, (6, 4))];
+    let small = |mode| Settings { capacity: Bytes(14 * GIB), ..lanes(mode) };
+    let outcome = run(&jobs, "srtf", &small(Mode::Neap));
+    assert_eq!(outcome.jobs[1].start, Some(Nanos(60 * S)));
+    // 9 GiB go out before it runs and come back after it, and cost the longer job both copies.
+    assert_eq!(outcome.moved, u128::from(18 * GIB));
+    let [long, short] = [0, 1].map(|at| outcome.jobs[at].end.0 / (S / 10));
+    assert_eq!((long, short), (6615, 1207));
+    // In the paper's own mode memory stays where it is.
+    let outcome = run(&jobs, "srtf", &small(Mode::Paper));
+    assert_eq!((outcome.jobs[1].start, outcome.moved), (Some(Nanos(600 * S)), 0));
+    // A job that is no shorter than the running one moves nothing.
+    let longer = [job("a", 0, 100, (9, 4)), job("b", 60, 60, (6, 4))];
+    assert_eq!(run(&longer, "srtf", &small(Mode::Neap)).moved, 0);
+}
+
+/// Where time goes, and the memory: the stretches of a job have no gaps.
+#[test]
+fn stretches_and_memory_over_time_add_up() {
+    let jobs =
+        [job("long", 0, 60, (2, 8)), job("short", 10, 20, (2, 7)), job("big", 10, 1, (6, 9))];
+    let outcome = run(&jobs, "srtf", &lanes(Mode::Paper));
+    for (at, job) in jobs.iter().enumerate() {
+        let mut of: Vec<_> = outcome.stretches.iter().filter(|s| s.job as usize == at).collect();
+        of.sort_by_key(|stretch| stretch.from);
+        let mut until = job.submit;
+        for stretch in &of {
+            assert_eq!(stretch.from, until, "{of:?}");
+            until = stretch.to;
+        }
+        assert_eq!(until, outcome.jobs[at].end);
+        let runs = of.iter().filter(|s| s.doing == Doing::Runs).map(|s| (s.to - s.from).0);
+        assert_eq!(runs.sum::<u64>(), job.work.0, "each runs at full speed");
+    }
+    let held = |pair: &[Moment]| {
+        let lanes: u64 = pair[0].lanes.iter().map(|lane| lane.1.0).sum();
+        u128::from(pair[0].persistent.0 + lanes) * u128::from((pair[1].at - pair[0].at).0)
+    };
+    assert_eq!(outcome.moments.windows(2).map(held).sum::<u128>(), outcome.held);
+    assert_eq!(outcome.figures(&jobs).memory.0, (outcome.held / u128::from(81 * S)) as u64);
 }
 
 #[test]
@@ -243,9 +312,8 @@ fn an_arrival_that_fits_only_alone() {
     let ends = [outcome.jobs[0].end.0, outcome.jobs[1].end.0];
     let alone = (15 * S..16 * S).contains(&ends[1]);
     assert!(alone && (105 * S..106 * S).contains(&ends[0]), "{ends:?}");
-    // Without moving (the paper's mode, and srtf always) it stays, and the arrival waits for its
-    // end.
-    for (name, mode) in [("neap", Mode::Paper), ("srtf", Mode::Neap)] {
+    // Without moving (the paper's mode) it stays, and the arrival waits for its end.
+    for (name, mode) in [("neap", Mode::Paper), ("srtf", Mode::Paper)] {
         let outcome = run(&jobs, name, &lanes(mode));
         let (end, start) = (outcome.jobs[0].end.0, outcome.jobs[1].start.unwrap().0);
         assert_eq!((end, start, outcome.moved), (100 * S, 100 * S, 0), "{name}");

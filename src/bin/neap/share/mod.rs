@@ -4,9 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use neap::device::profile::{self, Profile};
-use neap::report::curve::Line;
-use neap::report::distribution;
-use neap::report::memory::{Instant, LAYERS, Stack};
 use neap::report::table::Table;
 use neap::sim::share::engine::{self, Keep};
 use neap::sim::share::jobs::{self, Job};
@@ -19,9 +16,11 @@ use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
 use neap::units::{Bytes, Nanos, saturated};
 use serde_json::{Value, json};
 
-use crate::output::{self, Answer, Ending, note};
+use crate::output::{Answer, Ending, note};
 use crate::settings::Outputs;
 use crate::settings::values::{named, policy, seconds};
+
+mod files;
 
 /// The rules for lanes by name.
 const MODES: [(&str, Mode); 3] =
@@ -93,6 +92,14 @@ pub struct Flags {
     /// memory over time.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Write the memory in use and the number of jobs at every change; for one policy and
+    /// mechanism.
+    #[arg(long, value_name = "FILE.csv")]
+    curve: Option<PathBuf>,
+    /// Write a timeline of all jobs and of the memory in Chrome's trace format
+    /// (<https://ui.perfetto.dev>); for one policy and mechanism.
+    #[arg(long, value_name = "FILE.json")]
+    timeline: Option<PathBuf>,
     /// Prove after every change that no byte is promised twice (lanes). The checker shares no code
     /// with the policies.
     #[arg(long)]
@@ -120,7 +127,19 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let plots = plots(flags);
     let mut inputs = vec![flags.jobs.as_path(), Path::new(&flags.device)];
     inputs.extend(flags.memory.as_deref());
-    let mut outputs = vec![flags.csv.as_deref(), flags.plot.as_deref()];
+    let one = [("--curve", &flags.curve), ("--timeline", &flags.timeline)];
+    if let Some((flag, _)) = one.iter().find(|(_, file)| file.is_some())
+        && flags.policies.len() * flags.mechanism.len() > 1
+    {
+        bail!(
+            "{flag} writes one file for one run; name one policy and one mechanism, such as \
+             `--policies pack`"
+        );
+    }
+    let mut outputs = vec![&flags.csv, &flags.plot, &flags.curve, &flags.timeline]
+        .into_iter()
+        .map(Option::as_deref)
+        .collect::<Vec<_>>();
     outputs.extend(plots.iter().map(|p| Some(p.as_path())));
     let outputs = Outputs::new(&inputs, &outputs)?;
     let device = profile::load(&flags.device)?;
@@ -161,8 +180,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let policies: Value = runs.iter().map(|run| figures(run, jobs, explained)).collect();
     let all = json!({ "jobs": jobs.len(), "capacity_bytes": capacity, "policies": policies });
     let mut ending = Ending::printing(&(all, text(&runs, jobs, explained)), as_json);
-    ending.file(flags.csv.as_deref(), |path| rows(path, &runs, jobs));
-    ending.file(flags.plot.as_deref(), |path| draw(path, &plots, &runs, jobs));
+    ending.file(flags.csv.as_deref(), |path| files::rows(path, &runs, jobs));
+    ending.file(flags.plot.as_deref(), |path| files::draw(path, &plots, &runs, jobs));
+    ending.file(flags.curve.as_deref(), |path| files::curve(path, &runs));
+    ending.file(flags.timeline.as_deref(), |path| files::timeline(path, &runs, jobs));
     ending.with(Answer::yes_if(!runs.iter().any(never)))
 }
 
@@ -186,7 +207,8 @@ fn simulate(
     explained: Option<usize>,
 ) -> Vec<Run> {
     let keep = Keep {
-        moments: flags.plot.is_some(),
+        moments: flags.plot.is_some() || flags.curve.is_some() || flags.timeline.is_some(),
+        stretches: flags.timeline.is_some(),
         reasons: explained.map(|e| e as u32),
         proof: flags.check,
     };
@@ -295,6 +317,10 @@ fn remarks(run: &Run, jobs: &[Job]) -> Vec<String> {
         None if o.proved > 0 => all.push(format!("{} changes of memory proved safe", o.proved)),
         None => {}
     }
+    if !o.moments.is_empty() {
+        let (mean, most) = (run.figures.memory, o.most);
+        all.push(format!("memory: {mean} in the mean over the makespan, {most} at most"));
+    }
     if let Some((mean, p99)) = worst(&run.latencies) {
         let devices = run.devices.map_or("none".to_owned(), |d| d.to_string());
         all.push(format!(
@@ -328,6 +354,8 @@ fn figures(run: &Run, jobs: &[Job], explained: Option<usize>) -> Value {
         "p95_completion_s": s(f.p95),
         "utilisation": f.utilisation,
         "fairness": f.fairness,
+        "mean_memory_bytes": f.memory,
+        "peak_memory_bytes": o.most,
         "switches": o.switches,
         "moved_bytes": saturated(o.moved),
         "packed_bytes": saturated(o.packed),
@@ -363,68 +391,4 @@ fn figures(run: &Run, jobs: &[Job], explained: Option<usize>) -> Value {
         all["explained"] = json!({ "job": jobs[job].name, "why": why });
     }
     all
-}
-
-fn rows<'r>(path: &Path, runs: &'r [Run], jobs: &[Job]) -> anyhow::Result<()> {
-    let times = |t: Nanos| format!("{}.{:09}", t.0 / 1_000_000_000, t.0 % 1_000_000_000);
-    let heads = "policy,mechanism,job,verdict,submit_s,admitted_s,start_s,end_s,work_s,served_s,\
-                 switches";
-    let row = |(run, (job, result)): (&Run, (&Job, &JobResult))| {
-        [
-            run.policy.to_owned(),
-            run.mechanism.to_owned(),
-            job.name.to_string(),
-            result.verdict.word().to_owned(),
-            times(job.submit),
-            result.admitted.map(times).unwrap_or_default(),
-            result.start.map(times).unwrap_or_default(),
-            times(result.end),
-            times(job.work),
-            times(result.served),
-            result.switches.to_string(),
-        ]
-    };
-    let of = |run: &'r Run| jobs.iter().zip(&run.outcome.jobs).map(move |both| (run, both));
-    output::csv(path, heads.split(','), runs.iter().flat_map(of).map(row))
-}
-
-/// What [`draw`] calls the layers of memory.
-const LAYER_NAMES: [&str; LAYERS] = [
-    "persistent",
-    "1st lane",
-    "2nd lane",
-    "3rd lane",
-    "4th lane",
-    "5th lane",
-    "6th lane",
-    "further lanes",
-];
-
-fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job]) -> anyhow::Result<()> {
-    let times = |run: &Run| {
-        let done = run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == Verdict::Done);
-        let mut times: Vec<Nanos> = done.map(|(r, j)| r.end.saturating_sub(j.submit)).collect();
-        times.sort_unstable();
-        (run.name.clone(), times)
-    };
-    let (count, what) = (jobs.len(), "time from submission to end");
-    let series: Vec<_> = runs.iter().map(times).collect();
-    output::write(path, &distribution::svg(&format!("{count} jobs: {what}"), what, &series)?)?;
-    for (run, path) in runs.iter().zip(plots) {
-        let end = run.outcome.moments.last().map_or(Nanos::ZERO, |m| m.at);
-        let mut stack = Stack::new(end);
-        for moment in &run.outcome.moments {
-            let mut layers = [0; LAYERS];
-            layers[0] = moment.persistent.0;
-            // Lanes by rank of their number, the longest-lived lowest.
-            for (rank, (_, size)) in moment.lanes.iter().enumerate() {
-                layers[(rank + 1).min(LAYERS - 1)] += size.0;
-            }
-            stack.add(Instant { time: moment.at, layers, reserved: layers.iter().sum() });
-        }
-        let lines = [Line { name: "capacity", value: run.settings.capacity }];
-        let title = format!("{count} jobs, policy {}, {}", run.policy, run.mechanism);
-        output::write(path, &stack.svg(&title, &LAYER_NAMES, &lines, &[])?)?;
-    }
-    Ok(())
 }
