@@ -113,6 +113,61 @@ fn another_configuration_replays_the_truth_too() {
 }
 
 #[test]
+fn verdicts_can_be_no_on_devices_of_any_size() {
+    let folder = Folder::new();
+    put(&folder, "x");
+    // The job reserves 70 MiB.
+    let sizes = ["score", "pairs", "--devices", "64MiB,80MiB,rtx4060", "--csv", "out.csv"];
+    let object = folder.json(&sizes);
+    let runs = object["jobs"][0]["runs"].as_array().unwrap();
+    let of = |key: &str| runs.iter().map(|run| run[key].clone()).collect::<Vec<_>>();
+    assert_eq!(of("device"), ["64MiB", "80MiB", "rtx4060"]);
+    assert_eq!((of("oom")[0].clone(), of("predicted_oom")[0].clone()), (true.into(), true.into()));
+    assert_eq!(
+        (of("oom")[1].clone(), object["fate"]["failure"].clone()),
+        (false.into(), 0.0.into())
+    );
+    // Rightly turned away, it leaves the whole device; a size has no context.
+    let conserved = of("conserved_bytes");
+    assert_eq!((&conserved[0], &conserved[1]), (&(64 << 20).into(), &(10 << 20).into()));
+    assert!(object.get("fate_on_the_papers_devices").is_none());
+    for wrong in ["0", "2PiB", "nothing-such"] {
+        folder.refuses(2, &[wrong], &["score", "pairs", "--devices", wrong]);
+    }
+}
+
+/// xMem's Eq. 2 and 3: the truth is the peak of the run that is capped at the estimate.
+#[test]
+fn the_capped_run_is_a_truth_of_its_own() {
+    let folder = Folder::new();
+    put(&folder, "x");
+    let object = folder.json(&["score", "pairs", "--csv", "out.csv"]);
+    let job = &object["jobs"][0];
+    assert_eq!(number(job, "capped_peak_reserved_bytes"), 73_400_320);
+    assert_eq!(
+        (&job["capped_error"], &object["capped_error"]["worst"]),
+        (&0.0.into(), &0.0.into())
+    );
+    let papers = &object["fate_on_the_papers_devices"];
+    let available = |gib: i64| (gib << 30) - (640 << 20) - 73_400_320;
+    assert_eq!(papers["conserved_bytes"], (available(8) + available(12)) / 2);
+    let csv = folder.text("out.csv");
+    let (heads, row) = csv.split_once('\n').unwrap();
+    let at = |name: &str| heads.split(',').position(|head| head == name).unwrap();
+    let cell = |name: &str| row.trim_end().split(',').nth(at(name)).unwrap();
+    assert_eq!(cell("capped_peak_reserved_bytes"), "73400320");
+    assert_eq!(
+        cell("conserved_on_the_papers_devices_bytes"),
+        papers["conserved_bytes"].to_string()
+    );
+    // Where the capped run dies there is no such truth, and the free run's counts.
+    let object = folder.json(&["score", "pairs", "--rules", "xmem"]);
+    let job = &object["jobs"][0];
+    assert_eq!(job["capped_peak_reserved_bytes"], Value::Null);
+    assert_eq!(job["capped_error"], job["reserved_error"]);
+}
+
+#[test]
 fn the_originals_rules_know_no_workspaces() {
     let folder = Folder::new();
     put(&folder, "x");

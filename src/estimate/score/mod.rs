@@ -3,11 +3,12 @@
 //! Scores are the errors of the peaks, the two-round check of the xMem paper (arXiv 2510.21048),
 //! and the memory that estimates conserve (its Eq. 7).
 //!
-//! A truth is the record of a run on a device that is never full. The paper's truths differ in two
-//! ways. They are runs capped at the estimate, where PyTorch gives cached memory back and so comes
-//! closer to the estimate. And they are read from NVML, which includes the context. Here neither
-//! estimate nor truth includes the context (the paper's "init" and "framework" memory): a device
-//! offers the memory that its context leaves, and the estimate is of the allocator alone.
+//! A truth is the record of a run on a device that is never full. The paper's truths (its Eq. 2 and
+//! 3) differ in two ways. They are runs capped at the estimate, where PyTorch gives cached memory
+//! back and so comes closer to the estimate; [`Score::capped`] is the peak of such a run. And they
+//! are read from NVML, which includes the context. Here neither estimate nor truth includes the
+//! context (the paper's "init" and "framework" memory): a device offers the memory that its context
+//! leaves, and the estimate is of the allocator alone.
 
 mod pairs;
 mod tally;
@@ -131,9 +132,9 @@ impl Run {
     /// The bytes that using the estimate conserves: the paper's saved memory by Eq. 7 as printed,
     /// whose mean over runs is its MCP.
     ///
-    /// A job that fits and survives its cap leaves the rest of the device, less context and cap, to
-    /// other jobs. A job that is rightly turned away leaves the whole device. Any failure
-    /// ([`Run::fails`]) costs the whole device.
+    /// A job that fits and survives its cap leaves the rest of the device to other jobs: its memory
+    /// less context and cap, since the paper's estimate is of both. A job that is rightly turned
+    /// away leaves the whole device. Any failure ([`Run::fails`]) costs the whole device.
     #[must_use]
     pub const fn conserved(&self, with: usize) -> i64 {
         if self.fails(with) { -(self.memory.0 as i64) } else { self.conserved_leniently(with) }
@@ -167,6 +168,9 @@ pub struct Score {
     pub estimated: Peaks,
     /// The margin that is added to the reserved peak.
     pub margin: Bytes,
+    /// The job's reserved peak when it is capped at the estimate: the paper's truth. `None` if it
+    /// dies there, or without events.
+    pub capped: Option<Bytes>,
     /// The tries, one for each device in the options' order; empty without events.
     pub runs: Vec<Run>,
     /// Time to read the trace and estimate, in nanoseconds of this machine.
@@ -180,6 +184,15 @@ impl Score {
     #[must_use]
     pub fn reserved_error(&self) -> f64 {
         relative(self.estimated.reserved, self.actual.reserved)
+    }
+
+    /// Relative error of the estimate against the job's peak when it is capped at the estimate, or
+    /// against its free peak if it dies there; `None` without events. Never negative in the first
+    /// case.
+    #[must_use]
+    pub fn capped_error(&self) -> Option<f64> {
+        let truth = self.capped.unwrap_or(self.actual.reserved);
+        (!self.runs.is_empty()).then(|| relative(self.estimated.reserved, truth))
     }
 
     /// Relative error of the allocated peak.
@@ -232,6 +245,10 @@ pub fn score(pair: &Pair, options: &Options) -> Result<Score, ScoreError> {
     let estimated =
         Peaks { reserved: answer.stats.peak_reserved, allocated: answer.stats.peak_allocated };
     let margin = answer.margin();
+    let capped = events.as_ref().and_then(|events| {
+        let outcome = replay(events, config, estimated.reserved, None);
+        outcome.first_oom.is_none().then_some(outcome.stats.peak_reserved)
+    });
     let runs = events.map_or_else(Vec::new, |events| {
         tries(&forecast.requests, &events, estimated.reserved, margin, config, &options.devices)
     });
@@ -247,6 +264,7 @@ pub fn score(pair: &Pair, options: &Options) -> Result<Score, ScoreError> {
         actual,
         estimated,
         margin,
+        capped,
         runs,
         elapsed_ns,
         notes,

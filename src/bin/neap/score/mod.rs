@@ -7,7 +7,6 @@ use anyhow::{Context, bail};
 use neap::device::Profile;
 use neap::estimate::gpu::{Class, Settings};
 use neap::estimate::score::{self, BARE, Device, Fate, Group, MARGIN, Options, Score, Spread};
-use neap::report::quadrants::{self, Point};
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::Config;
 use neap::units::Bytes;
@@ -17,14 +16,15 @@ use crate::output::{self, Answer, Ending, note};
 use crate::progress;
 use crate::settings::{self, Outputs};
 
+mod files;
+
 /// Compare the estimates of a folder of traces with their truths.
 ///
 /// A job is NAME.profile.json[.gz] beside NAME.truth.json. Failures and conserved memory also need
 /// NAME.truth.events.csv[.gz]. Truths are runs on a device that is never full. Each job is tried on
-/// devices of 8, 12 and 40 GB (rtx4060, rtx3060, a100-40g). Round one compares the forecast's
-/// verdict with the job's. Round two caps the job at its own estimate, without and with the margin.
-/// Neither estimate nor cap includes the context: a device offers the memory that its context
-/// leaves.
+/// several devices. Round one compares the forecast's verdict with the job's. Round two caps the
+/// job at its own estimate, without and with the margin. Neither estimate nor cap includes the
+/// context: a device offers the memory that its context leaves.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The folder with the jobs' files.
@@ -40,6 +40,10 @@ pub struct Flags {
     /// The value of PYTORCH_CUDA_ALLOC_CONF, in place of each truth's own.
     #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
     alloc_conf: Option<String>,
+    /// The devices on which each job is tried: built-in devices, *.device.json files, or sizes such
+    /// as 3GiB, which leave all their memory to the job.
+    #[arg(long, value_name = "NAME|FILE|SIZE", value_delimiter = ',', default_values = TRIED)]
+    devices: Vec<String>,
     /// Write a row for every job, with the time that its estimate took.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
@@ -50,8 +54,11 @@ pub struct Flags {
     plot: Option<PathBuf>,
 }
 
-/// The devices on which jobs are tried, with the memory sizes of the paper.
+/// The devices on which jobs are tried, with the memory sizes of the paper. Its Table 3 is of runs
+/// on the first two.
 const TRIED: [&str; 3] = ["rtx4060", "rtx3060", "a100-40g"];
+/// How many of [`TRIED`] the paper's Table 3 is of.
+const PAPERS: usize = 2;
 
 /// Figures of the xMem paper, whose truths were capped at the estimate and read from NVML. What
 /// runs conserve and their times are printed there; errors and failures follow from its published
@@ -84,18 +91,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         .as_deref()
         .map(|c| c.parse::<Config>().context("--alloc-conf"))
         .transpose()?;
-    let tried: Vec<Profile> =
-        TRIED.iter().map(|name| neap::device::profile::load(name)).collect::<Result<_, _>>()?;
-    let device = |p: &Profile| Device {
-        name: p.name.clone(),
-        memory: p.memory_bytes,
-        available: p.available(),
-    };
     let options = Options {
         rules: flags.rules.rules(),
         settings: Settings { class: class(&profile)?, without: Vec::new(), cudnn_workspace: 0 },
         config,
-        devices: tried.iter().map(device).collect(),
+        devices: flags.devices.iter().map(|of| device(of)).collect::<Result<_, _>>()?,
     };
     let (pairs, notes) = score::pairs(&flags.folder)?;
     let files =
@@ -118,7 +118,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut ending = Ending::reporting(&Report::of(&scores, &options), as_json);
     if let Some(path) = &flags.csv {
         ending.then(|| {
-            neap::files::write(path, |out| csv(&scores, out))?;
+            neap::files::write(path, |out| files::csv(&scores, &options, out))?;
             output::written(path);
             Ok(())
         });
@@ -127,9 +127,25 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let title =
             flags.folder.file_name().map_or_else(|| "estimates".into(), |n| n.to_string_lossy());
         let title = format!("{title}: {} jobs, rules of {:?}", scores.len(), flags.rules);
-        ending.then(|| output::write(path, &plot(&title.to_lowercase(), &scores)));
+        ending.then(|| output::write(path, &files::plot(&title.to_lowercase(), &scores)));
     }
     ending.with(Answer::Yes)
+}
+
+/// A device on which jobs are tried, by its name, its file or its bytes.
+fn device(of: &str) -> anyhow::Result<Device> {
+    if let Ok(memory) = of.parse::<Bytes>() {
+        if memory == Bytes::ZERO || memory.0 > 1 << 50 {
+            bail!("--devices: {of} is not a device's memory; give a size up to 1PiB, such as 3GiB");
+        }
+        return Ok(Device { name: of.to_owned(), memory, available: memory });
+    }
+    let profile = neap::device::profile::load(of)?;
+    Ok(Device {
+        name: profile.name.clone(),
+        memory: profile.memory_bytes,
+        available: profile.available(),
+    })
 }
 
 /// The properties of a device on which the scratch of its kernels depends.
@@ -157,9 +173,9 @@ fn signed(share: f64) -> String {
     if text.trim_start_matches(['+', '-']) == "0.00 %" { "0.00 %".to_owned() } else { text }
 }
 
-/// Bytes in units of 1024³ with a sign where it is negative.
-fn gib(bytes: i64) -> String {
-    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+/// Bytes in units of 1000³, as the paper counts, with a sign where it is negative.
+fn gb(bytes: i64) -> String {
+    format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
 fn word(runs: &[neap::estimate::score::Run], with: usize) -> &'static str {
@@ -224,7 +240,7 @@ fn text(scores: &[Score], options: &Options) -> String {
     let fate = Fate::of(scores.iter().flat_map(|s| &s.runs));
     let fates = |f: &Fate| {
         let failure = |with| f.failure(with).map_or_else(|| "-".to_owned(), percent);
-        let size = |mcp: Option<i64>| mcp.map_or_else(|| "-".to_owned(), gib);
+        let size = |mcp: Option<i64>| mcp.map_or_else(|| "-".to_owned(), gb);
         let [bare, margin] = [BARE, MARGIN].map(|with| size(f.mcp(with)));
         let [lenient, lenient_margin] = [BARE, MARGIN].map(|with| size(f.lenient_mcp(with)));
         [failure(BARE), failure(MARGIN), bare, margin, lenient, lenient_margin]
@@ -234,6 +250,7 @@ fn text(scores: &[Score], options: &Options) -> String {
         [vec![name.to_owned()], spread.to_vec(), fates.to_vec()].concat()
     };
     all.row(line("reserved", spread(&reserved), fates(&fate)));
+    all.row(line("reserved, capped", spread(&capped(scores)), Default::default()));
     all.row(line("allocated", spread(&allocated), Default::default()));
     for (index, device) in options.devices.iter().enumerate() {
         let runs = Fate::of(scores.iter().filter_map(|s| s.runs.get(index)));
@@ -242,6 +259,9 @@ fn text(scores: &[Score], options: &Options) -> String {
             Default::default(),
             fates(&runs),
         ));
+    }
+    if let Some(fate) = on_the_papers(scores, options) {
+        all.row(line("  on the paper's two devices", Default::default(), fates(&fate)));
     }
     for p in &PUBLISHED {
         let failure = p.failure.map_or_else(|| "-".to_owned(), |f| percent(f64::from(f) / 1000.0));
@@ -262,8 +282,10 @@ fn text(scores: &[Score], options: &Options) -> String {
         "Published figures are of other jobs, on two devices: they used capped truth and NVML. \
          Errors and failures are of the\npaper's raw results, which it does not print. A run is \
          a job on a device; it fails when the verdict is wrong, or\nwhen the job fits and dies \
-         capped at its estimate. Context is outside both. MCP (Eq. 7 of the xMem paper) counts a \
-         failed run as the\nwhole device lost; the columns behind it count only a wrong verdict so."
+         capped at its estimate. Context is outside both. *Capped* is against the peak of\nthat \
+         second run, the truth of Eq. 2 and 3 of the xMem paper. MCP is its Eq. 7, with context \
+         and estimate subtracted\nfrom the device; it counts a failed run as the whole device \
+         lost. The columns behind it count only a wrong verdict so."
     )
 }
 
@@ -272,6 +294,20 @@ fn errors(scores: &[Score]) -> (Spread, Spread) {
         Spread::of(scores.iter().map(Score::reserved_error)),
         Spread::of(scores.iter().map(Score::allocated_error)),
     )
+}
+
+/// The spread of errors against the capped runs.
+fn capped(scores: &[Score]) -> Spread {
+    Spread::of(scores.iter().filter_map(Score::capped_error))
+}
+
+/// How the runs on the devices of the paper's Table 3 ended, where these and others were tried.
+fn on_the_papers(scores: &[Score], options: &Options) -> Option<Fate> {
+    let names: Vec<&str> = options.devices.iter().map(|device| &*device.name).collect();
+    if names.len() == PAPERS || !names.starts_with(&TRIED[..PAPERS]) {
+        return None;
+    }
+    Some(Fate::of(scores.iter().flat_map(|score| score.runs.iter().take(PAPERS))))
 }
 
 /// The optimizer, or where gradients are cleared, from a job's name of the form
@@ -288,8 +324,11 @@ fn part(score: &Score, from_end: usize) -> String {
 #[derive(Serialize)]
 struct Report<'a> {
     reserved_error: SpreadReport,
+    capped_error: SpreadReport,
     allocated_error: SpreadReport,
     fate: FateReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fate_on_the_papers_devices: Option<FateReport>,
     devices: Vec<DeviceReport<'a>>,
     models: Vec<GroupReport>,
     optimizers: Vec<GroupReport>,
@@ -348,6 +387,8 @@ struct JobReport<'a> {
     estimated_peak_allocated_bytes: Bytes,
     allocated_error: f64,
     margin_bytes: Bytes,
+    capped_peak_reserved_bytes: Option<Bytes>,
+    capped_error: Option<f64>,
     elapsed_ns: u64,
     runs: Vec<RunReport<'a>>,
 }
@@ -421,6 +462,8 @@ impl<'a> JobReport<'a> {
             estimated_peak_allocated_bytes: s.estimated.allocated,
             allocated_error: s.allocated_error(),
             margin_bytes: s.margin,
+            capped_peak_reserved_bytes: s.capped,
+            capped_error: s.capped_error(),
             elapsed_ns: s.elapsed_ns,
             runs: s.runs.iter().zip(devices).map(run).collect(),
         }
@@ -446,8 +489,11 @@ impl<'a> Report<'a> {
         };
         Self {
             reserved_error: SpreadReport::of(&reserved),
+            capped_error: SpreadReport::of(&capped(scores)),
             allocated_error: SpreadReport::of(&allocated),
             fate: FateReport::of(&Fate::of(scores.iter().flat_map(|s| &s.runs))),
+            fate_on_the_papers_devices: on_the_papers(scores, options)
+                .map(|fate| FateReport::of(&fate)),
             devices: options.devices.iter().enumerate().map(device).collect(),
             models: groups(score::by(scores, |s| s.model.clone())),
             optimizers: groups(score::by(scores, |s| part(s, 3))),
@@ -464,77 +510,4 @@ impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
-}
-
-fn csv(scores: &[Score], out: &mut dyn std::io::Write) -> std::io::Result<()> {
-    let mut rows = csv::Writer::from_writer(out);
-    rows.write_record([
-        "job",
-        "model",
-        "peak_reserved_bytes",
-        "estimated_peak_reserved_bytes",
-        "reserved_error",
-        "peak_allocated_bytes",
-        "estimated_peak_allocated_bytes",
-        "allocated_error",
-        "margin_bytes",
-        "runs",
-        "failed",
-        "failed_with_margin",
-        "conserved_bytes",
-        "conserved_with_margin_bytes",
-        "lenient_conserved_bytes",
-        "lenient_conserved_with_margin_bytes",
-        "elapsed_ns",
-    ])?;
-    for s in scores {
-        let fate = Fate::of(&s.runs);
-        let size = |mcp: Option<i64>| mcp.map_or_else(String::new, |b| b.to_string());
-        rows.write_record([
-            s.name.clone(),
-            s.model.clone(),
-            s.actual.reserved.0.to_string(),
-            s.estimated.reserved.0.to_string(),
-            format!("{:.6}", s.reserved_error()),
-            s.actual.allocated.0.to_string(),
-            s.estimated.allocated.0.to_string(),
-            format!("{:.6}", s.allocated_error()),
-            s.margin.0.to_string(),
-            fate.runs.to_string(),
-            fate.failed[BARE].to_string(),
-            fate.failed[MARGIN].to_string(),
-            size(fate.mcp(BARE)),
-            size(fate.mcp(MARGIN)),
-            size(fate.lenient_mcp(BARE)),
-            size(fate.lenient_mcp(MARGIN)),
-            s.elapsed_ns.to_string(),
-        ])?;
-    }
-    rows.flush()
-}
-
-fn plot(title: &str, scores: &[Score]) -> String {
-    let groups = score::by(scores, |s| s.model.clone());
-    let point = |g: &'_ Group| (g.name.clone(), g.fate.failure(BARE), g.error.median);
-    let ours: Vec<(String, Option<f64>, f64)> = groups.iter().map(point).collect();
-    // A model without events has no horizontal position.
-    let points: Vec<Point<'_>> = ours
-        .iter()
-        .filter_map(|(name, failure, error)| {
-            Some(Point { name, failure: (*failure)?, error: *error })
-        })
-        .collect();
-    let names: Vec<String> = PUBLISHED.iter().map(|p| format!("{}, published", p.name)).collect();
-    let published: Vec<Point<'_>> = PUBLISHED
-        .iter()
-        .zip(&names)
-        .filter_map(|(p, name)| {
-            Some(Point {
-                name,
-                failure: f64::from(p.failure?) / 1000.0,
-                error: f64::from(p.error) / 1000.0,
-            })
-        })
-        .collect();
-    quadrants::svg(title, &points, &published)
 }
