@@ -162,6 +162,12 @@ impl Lanes {
         &self.lanes
     }
 
+    /// The size of the largest lane; zero if there is none.
+    #[must_use]
+    pub fn widest(&self) -> Bytes {
+        self.lanes.values().map(|lane| lane.size).max().unwrap_or_default()
+    }
+
     /// The jobs that hold memory.
     #[must_use]
     pub fn residents(&self) -> &BTreeMap<JobId, Held> {

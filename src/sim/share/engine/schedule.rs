@@ -103,11 +103,22 @@ impl Engine<'_> {
                 }
             };
             let mut again = closed.is_some() || looked.len() >= LOOK;
+            let mut widest = self.room.widest();
             for job in looked {
-                if self.tries_all && self.room.free() < self.least {
-                    return;
+                if self.tries_all {
+                    // The queue is long, so what can't fit is seen without a search.
+                    let (free, (persistent, ephemeral)) =
+                        (self.room.free(), self.room.charge(self.needs[job as usize]));
+                    if free < self.least {
+                        return;
+                    }
+                    if persistent > free || ephemeral > widest + (free - persistent) {
+                        again = false;
+                        continue;
+                    }
                 }
                 if self.let_in(job, join) {
+                    widest = self.room.widest();
                     self.waiting.remove(&self.line_key(job));
                     then(self, job);
                 } else {
