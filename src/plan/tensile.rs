@@ -43,6 +43,9 @@ pub struct Options {
     pub recompute: bool,
     /// Swap with waiting if nothing else is left.
     pub passive: bool,
+    /// Search each direction of the link by itself. Otherwise one timetable is for both, as in the
+    /// paper (§IV-C): the link carries one tensor at a time, whichever way it goes.
+    pub duplex: bool,
     /// Let passive swaps start early and end late where bytes allow.
     pub prefetch: bool,
     /// Stop swapping in time after 100 rounds, once the last three rounds together gained less than
@@ -62,6 +65,7 @@ impl Default for Options {
             across: true,
             recompute: true,
             passive: true,
+            duplex: true,
             prefetch: true,
             stop_rule: true,
             max_swap_rate: 100,
@@ -229,11 +233,23 @@ impl<'a, 'o> Search<'a, 'o> {
 
     /// Schedules a copy at a time when its direction of the link is free.
     fn take(&mut self, direction: Direction, start: u64, length: u64) {
-        match direction {
-            Direction::D2h => self.out.take(start, length),
-            Direction::H2d => self.back.take(start, length),
+        for lane in self.lanes(direction) {
+            lane.take(start, length);
         }
         self.scheduled.push(Scheduled { direction, start, length });
+    }
+
+    /// The timetables in which a copy shows.
+    fn lanes(&mut self, direction: Direction) -> impl Iterator<Item = &mut Timetable> {
+        let both = !self.options.duplex;
+        let out = (both || direction == Direction::D2h).then_some(&mut self.out);
+        let back = (both || direction == Direction::H2d).then_some(&mut self.back);
+        out.into_iter().chain(back)
+    }
+
+    /// Nanoseconds of a copy. On a link for one copy at a time none slows another.
+    fn length(&self, direction: Direction, bytes: Bytes) -> u64 {
+        copy_time(self.given.link, direction, bytes, self.options.duplex).0
     }
 
     fn note_swapped(&mut self, tensor: TensorId) {
@@ -284,8 +300,7 @@ impl<'a, 'o> Search<'a, 'o> {
         let in_head = round && slot.is_some_and(|q| q < 2 * n);
         let peak_start = slot.map(|q| self.clock.slot(q & !1));
         let peak_end = slot.map(|q| self.clock.slot((q + 1) & !1));
-        let out_length =
-            if clean { 0 } else { copy_time(self.given.link, Direction::D2h, bytes, true).0 };
+        let out_length = if clean { 0 } else { self.length(Direction::D2h, bytes) };
         let deadline = match peak_start {
             Some(start) if !in_head => start,
             _ if round => end,
@@ -297,7 +312,7 @@ impl<'a, 'o> Search<'a, 'o> {
             return false;
         };
         let gone = out_at + out_length;
-        let back_length = copy_time(self.given.link, Direction::H2d, bytes, true).0;
+        let back_length = self.length(Direction::H2d, bytes);
         let earliest = match (round, in_head) {
             (true, false) => 0,
             (true, true) => peak_end.unwrap_or(0),
@@ -411,7 +426,7 @@ impl<'a, 'o> Search<'a, 'o> {
         let bytes = self.residencies.lifetimes[tensor.index()].bytes;
         let raw = self.residencies.graph.tensor(tensor).bytes;
         let wanted = self.clock.start(n);
-        let back_length = copy_time(self.given.link, Direction::H2d, raw, true).0;
+        let back_length = self.length(Direction::H2d, raw);
         let earliest = if round { 0 } else { self.clock.end(p) };
         if let Some(at) = self.back.latest(earliest, wanted, back_length) {
             self.take(Direction::H2d, at, back_length);
@@ -425,7 +440,7 @@ impl<'a, 'o> Search<'a, 'o> {
             }
         }
         if !self.residencies.clean(tensor, gap) {
-            let out_length = copy_time(self.given.link, Direction::D2h, raw, true).0;
+            let out_length = self.length(Direction::D2h, raw);
             let until = if round { self.clock.total } else { wanted };
             if let Some(at) = self.out.earliest(self.clock.end(p), until, out_length) {
                 self.take(Direction::D2h, at, out_length);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::cli::folder::{Folder, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 fn extra(of: &Value) -> i64 {
     let parts = ["recompute_ns", "swap_in_ns", "swap_out_ns", "tail_ns", "contention_ns"];
@@ -153,4 +153,27 @@ fn passive_mode_waits_for_every_copy() {
     assert!(answer.stderr.contains("at once") && answer.stdout.is_empty(), "{answer:?}");
     folder.json(&["plan", "job.graph.json", "-o", "p.plan.json"]);
     folder.refuses(2, &["--passive", "graph"], &["simulate", "p.plan.json", "--passive", "60%"]);
+}
+
+/// TENSILE's paper plans for a link that carries one tensor at a time, whichever way it goes
+/// (§IV-C). What is planned for a link with two directions is late on such a link.
+#[test]
+fn a_plan_for_one_timetable_is_in_time_on_the_papers_link() {
+    let folder = Folder::new();
+    let in_time = |more: &[&str]| {
+        let graph = fixture("mlp.graph.json");
+        let base = ["plan", &graph, "--device", "rtx2080ti", "--planner", "tensile"];
+        let least = ["--no-recompute", "--no-passive", "--budget", "min", "-o", "p.plan.json"];
+        folder.json(&[&base[..], &least, more, &["--accounting", "paper"]].concat())
+    };
+    let (two, one) = (in_time(&[]), in_time(&["--no-duplex"]));
+    let eor = |of: &Value| of["paper"]["eor"].as_f64().unwrap();
+    assert!(eor(&two) > 1.01, "{two:#}");
+    assert_eq!((eor(&one), extra(&one["paper"])), (1.0, 0), "{one:#}");
+    assert!(one["paper"]["msr"].as_f64().unwrap() > 0.1, "{one:#}");
+    folder.refuses(
+        2,
+        &["--no-duplex", "capuchin"],
+        &["plan", &fixture("mlp.graph.json"), "--planner", "capuchin", "--no-duplex"],
+    );
 }

@@ -13,7 +13,6 @@ use std::cmp::Reverse;
 
 use super::{Options, STOP_AFTER, STOP_WINDOW, Scheduled, Search};
 use crate::planner::{Decision, Given};
-use crate::sim::program::Direction;
 use crate::units::TensorId;
 
 /// The most iterations of a short job that are looked at within one of a long job. Later ones are
@@ -172,12 +171,10 @@ impl All<'_, '_> {
             }
             let own = search.clock.total.max(1);
             for copy in &copies {
-                let lane = match copy.direction {
-                    Direction::D2h => &mut search.out,
-                    Direction::H2d => &mut search.back,
-                };
-                for (start, length) in seen(copy, period, own) {
-                    lane.cover(start, length);
+                for lane in search.lanes(copy.direction) {
+                    for (start, length) in seen(copy, period, own) {
+                        lane.cover(start, length);
+                    }
                 }
             }
         }
@@ -214,6 +211,7 @@ fn of_job(idle: &[Idle], job: usize) -> Vec<(TensorId, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::program::Direction;
 
     fn copy(start: u64, length: u64) -> Scheduled {
         Scheduled { direction: Direction::D2h, start, length }

@@ -34,6 +34,10 @@ pub struct Switches {
     /// neap, tensile: Never swap a tensor for which an operator would have to wait.
     #[arg(long)]
     no_passive: bool,
+    /// tensile: Search one timetable for both directions of the link, which then carries one
+    /// tensor at a time, as the paper has it.
+    #[arg(long)]
+    no_duplex: bool,
     /// neap, one job: Keep the framework's order of operators.
     #[arg(long)]
     no_reorder: bool,
