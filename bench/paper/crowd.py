@@ -13,7 +13,7 @@ ITERATIONS_APART = 40
 APART = 0.25
 
 # The paper's TENSILE swaps in time alone: see TENSILE in `run`.
-IN_TIME = ["--no-recompute", "--no-passive"]
+IN_TIME = ["--no-recompute", "--no-passive", "--no-duplex"]
 
 
 # What a simulation says of each job: nanoseconds of waiting, and of running again.
@@ -68,6 +68,17 @@ def at_once(job, copies):
     return rows
 
 
+def merge(tables, into):
+    """One table of latencies from several. Equal operators take equally long, in whichever net."""
+    rows = {}
+    for table in tables:
+        with open(table, newline="") as file:
+            head, *lines = csv.reader(file)
+            rows = {line[head.index("key")]: line for line in lines} | rows
+    with open(into, "w", newline="") as out:
+        csv.writer(out).writerows([head, *rows.values()])
+
+
 def one_by_one(bench, jobs, seed):
     """All nets launched one after the other in a random order: a row for each planner."""
     order = random.Random(seed).sample(jobs, len(jobs))
@@ -78,17 +89,13 @@ def one_by_one(bench, jobs, seed):
         for number, job in enumerate(order):
             writer.writerow([job.graph, number * APART, ITERATIONS_APART])
     real = bench.folder / f"arrivals.{seed}.real.csv"
-    rows = {}
-    for job in jobs:
-        with open(job.real, newline="") as file:
-            head, *lines = csv.reader(file)
-            # Equal operators take equally long, in whichever net.
-            rows = {line[head.index("key")]: line for line in lines} | rows
-    with open(real, "w", newline="") as out:
-        csv.writer(out).writerows([head, *rows.values()])
+    merge([job.real for job in jobs], real)
     device = jobs[0].device
     base = ["simulate", "--arrivals", table, "--device", device, "--real", real]
-    cold, known = jobs[0].latencies(False), ["--latencies", real]
+    # Each net's operators as those of the four others foretell them.
+    predicted = bench.folder / f"arrivals.{seed}.predicted.csv"
+    merge([job.predicted() for job in jobs], predicted)
+    cold, known = ["--latencies", predicted], ["--latencies", real]
 
     def run(planner, budget, latencies):
         return bench.answer(*base, "--planner", planner, *latencies, *(["--budget", budget] if budget else []), no=True)
@@ -110,6 +117,7 @@ def one_by_one(bench, jobs, seed):
             together = peak(ran, lambda index, job: [(arena["at_ns"], arena["arena_bytes"]) for arena in job["arenas"]])
             vanilla = peak(bare, lambda index, job: [(job["admitted_ns"], no_free[order[index].name])])
             row |= {"peak_bytes": together, "no_free_bytes": vanilla, "end_ns": ran["end_ns"], "unplanned_end_ns": bare["end_ns"],
+                    "queuing_ns": ran["mean_queuing_ns"], "unplanned_queuing_ns": bare["mean_queuing_ns"],
                     "msr": 1 - together / vanilla, "eor": completion(ran) / completion(bare)}
             row["cbr"] = row["msr"] / row["eor"]
         made.append(row)
