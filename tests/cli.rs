@@ -15,6 +15,7 @@ pub mod folder;
 mod hostile;
 mod idioms;
 mod import;
+mod page;
 mod pages;
 mod profile;
 mod refusals;

@@ -1,9 +1,10 @@
-//! Output for people: tables, SVG drawings and Chrome traces, from plain figures.
+//! Output for people: tables, SVG drawings, HTML pages and Chrome traces, from plain figures.
 
 pub mod curve;
 pub mod distribution;
 pub mod frontier;
 pub mod memory;
+pub mod page;
 pub mod quadrants;
 pub mod schemas;
 pub mod table;

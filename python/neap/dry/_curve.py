@@ -210,7 +210,8 @@ class Curve:
         return result
 
     def write_allocations(self, path: Path) -> None:
-        """Writes category and place of each allocation, in order, as JSON."""
+        """Writes category and place of each allocation, in order, and the names that some have, as
+        JSON."""
         digits = {category: str(place) for place, category in enumerate(CATEGORIES)}
         numbers = range(self._numbers)
         known: dict[tuple[int, int], int] = {}
@@ -233,6 +234,7 @@ class Curve:
             "category_of": "".join(digits[self.category(number)] for number in numbers),
             "places": places,
             "place_of": place_of,
+            "names": {number: name for number, name in self.memory.names.all() if name},
         }
         path.write_text(json.dumps(form), encoding="utf-8")
 

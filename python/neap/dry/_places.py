@@ -126,3 +126,8 @@ class Names:
             return None
         category, _, name = known.partition("\n")
         return category, name
+
+    def all(self) -> Iterator[tuple[int, str]]:
+        """Each allocation's number and name, which may be empty."""
+        for allocation, known in self._texts.items():
+            yield allocation, known.partition("\n")[2]

@@ -1,5 +1,7 @@
 //! `neap explain`: why a plan swaps, recomputes or keeps each tensor.
 
+pub mod page;
+
 use std::fmt;
 use std::path::PathBuf;
 
@@ -12,8 +14,8 @@ use neap::report::table::{Side, Table};
 use neap::units::{Bytes, Nanos, OpId, TensorId};
 use serde::Serialize;
 
-use crate::output::{self, Answer};
-use crate::settings;
+use crate::output::{self, Answer, Ending};
+use crate::settings::{self, Outputs};
 
 /// Explain why each of the largest tensors at the planned peak is swapped, recomputed or kept, and
 /// why it is not treated otherwise.
@@ -29,10 +31,17 @@ pub struct Flags {
     /// How many of the largest tensors at the peak to explain.
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
+    /// Write a page to look at in a browser: memory without and with the plan, copies and waits
+    /// below it, and the reasons for each tensor.
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let inputs = settings::subject_files(&flags.plan, &flags.graph);
+    let outputs = Outputs::new(&inputs, &[flags.html.as_deref()])?;
     let (plan, graphs) = settings::plan(&flags.plan, &flags.graph)?;
+    outputs.apart_from_what_was_read()?;
     if graphs.len() > 1 {
         bail!(
             "{}: has {} jobs; plan the job in question alone, with its sub-arena as --budget, and explain that plan",
@@ -62,8 +71,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         text: words.text(&stories, wanted.is_some()),
         at: words.at(explained.peak_step),
     };
-    output::report(&report, as_json)?;
-    Ok(Answer::Yes)
+    let mut ending = Ending::reporting(&report, as_json);
+    ending.file(flags.html.as_deref(), |path| {
+        let form = serde_json::to_value(&report)?;
+        page::write(path, &plan, &graphs[0], words.reasons(&stories), form)
+    });
+    ending.with(Answer::Yes)
 }
 
 /// The explanations of a plan's decisions.

@@ -1,6 +1,7 @@
 //! The `neap` command: flags in, resolved settings out, one module per subcommand.
 
 mod accounting;
+mod before_after;
 mod cache;
 mod check;
 mod command;

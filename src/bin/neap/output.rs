@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use neap::report::page::Page;
 use neap::report::plain;
 use serde::Serialize;
 use serde_json::Value;
@@ -181,6 +182,14 @@ pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     neap::files::write(path, |out| out.write_all(text.as_bytes()))?;
     written(path);
     Ok(())
+}
+
+/// Writes a page, whole or not at all, and prints that it was written.
+///
+/// # Errors
+/// When it can't be written.
+pub fn page(path: &Path, page: &Page) -> anyhow::Result<()> {
+    write(path, &page.html()?)
 }
 
 /// Writes a table with these columns, whole or not at all, and prints that it was written.

@@ -64,6 +64,8 @@ pub struct Allocations {
     category_of: String,
     places: Vec<Place>,
     place_of: Vec<Option<u32>>,
+    #[serde(default)]
+    names: HashMap<u32, String>,
 }
 
 /// Where allocations come from.
@@ -89,6 +91,11 @@ impl Allocations {
     pub fn category(&self, number: u32) -> Option<usize> {
         let digit = self.category_of.as_bytes().get(number as usize)?;
         Some(usize::from(digit.checked_sub(b'0')?))
+    }
+
+    /// The name of what an allocation holds, such as a parameter's.
+    pub fn name(&self, number: u32) -> Option<&str> {
+        self.names.get(&number).map(String::as_str)
     }
 
     /// Where an allocation comes from.

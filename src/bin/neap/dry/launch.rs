@@ -115,7 +115,8 @@ pub fn command(
     set("NEAP_DRY_NAME", &format!("{} (neap dry)", profile.name));
     set("NEAP_DRY_CUDNN_WORKSPACE", &flags.cudnn_workspace.unwrap_or_default().0);
     set("NEAP_DRY_LATE", &u8::from(flags.late));
-    let detail = flags.plot.is_some() || flags.check_against.is_some();
+    let detail = [flags.plot.is_some(), flags.html.is_some(), flags.check_against.is_some()];
+    let detail = detail.contains(&true);
     set("NEAP_DRY_DETAIL", &u8::from(detail));
     set("NEAP_DRY_ALLOW_WRITES", &u8::from(flags.allow_writes));
     set(

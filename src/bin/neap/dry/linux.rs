@@ -33,7 +33,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         output::data(&launch::environment(&prepared))?;
         return Ok(Answer::Yes);
     }
-    let outputs = [&flags.record, &flags.snapshot, &flags.events, &flags.plot];
+    let outputs = [&flags.record, &flags.snapshot, &flags.events, &flags.plot, &flags.html];
     let mut inputs = vec![Path::new(&flags.device)];
     inputs.extend(flags.check_against.as_deref());
     inputs.extend(flags.baseline.as_deref());

@@ -19,6 +19,8 @@ mod on_cpu;
 #[cfg(target_os = "linux")]
 mod others;
 #[cfg(target_os = "linux")]
+mod page;
+#[cfg(target_os = "linux")]
 mod plot;
 #[cfg(target_os = "linux")]
 mod prepare;
@@ -86,6 +88,10 @@ pub struct Flags {
     /// Draw memory over the first iterations by category.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// Write a page to look at in a browser: every block over the whole run with its line and
+    /// module, to zoom and to search, and the devices that it fits.
+    #[arg(long, value_name = "FILE.html")]
+    pub html: Option<PathBuf>,
     /// Predict the peak for another size of what the script calls its models with, from the sizes
     /// that it ran with: 512, or 16x512 where two vary.
     #[arg(long, value_name = "SIZE", value_parser = at)]

@@ -45,6 +45,7 @@ pub fn report(
             (flags.snapshot.is_some(), "--snapshot"),
             (flags.events.is_some(), "--events"),
             (flags.plot.is_some(), "--plot"),
+            (flags.html.is_some(), "--html"),
             (flags.at.is_some(), "--at"),
             (flags.plot_sizes.is_some(), "--plot-sizes"),
             (flags.check_against.is_some(), "--check-against"),

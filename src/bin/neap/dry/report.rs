@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
+use neap::report::page::Limit;
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::replay::smallest_capacity;
 use neap::sim::requests::Request;
@@ -21,7 +22,7 @@ use super::others::{self, Again};
 use super::sizes::{self, Sizes};
 use super::unpack::Unpacked;
 use super::verdicts::{self, Asked, Own, Runner, Says, Verdict};
-use super::{Flags, launch, on_cpu, plot};
+use super::{Flags, launch, on_cpu, page, plot};
 use crate::output::{self, Answer, note};
 
 /// The largest blocks that are printed.
@@ -122,11 +123,6 @@ pub fn report(
     let asked = whole.zip(requests).and_then(|((_, process), r)| others::asked(process, r));
     let verdicts = verdicts(run, outcome, process, asked);
     let (events, allocations) = detail(found, process)?;
-    if let Some(to) = &flags.plot {
-        let command: Vec<_> = flags.command.iter().map(|c| c.to_string_lossy()).collect();
-        let title = format!("{} on {}", command.join(" "), profile.name);
-        plot::plot(&title, process, (&events, &allocations), &config, to)?;
-    }
     let available = run.available();
     let card = run.card();
     let by_size = whole.and_then(|(_, process)| Sizes::of(process));
@@ -139,6 +135,7 @@ pub fn report(
     // A run that did not end well has no peak to compare.
     let growth = besides.baseline.filter(|_| outcome == Outcome::Fits);
     let growth = growth.map(|before| before.against(&form, flags.tolerance)).transpose()?;
+    pictures(run, process, (&events, &allocations), (&verdicts, &form))?;
     if as_json {
         if let Some(against) = &against {
             form["against"] = against.json();
@@ -190,6 +187,32 @@ fn detail(found: &Found, process: &Process) -> anyhow::Result<(Vec<Event>, Alloc
     let Some(path) = found.allocations(process.pid) else { return Ok(Default::default()) };
     let events = found.events(process.pid).map(|p| events::read(&p)).transpose()?;
     Ok((events.unwrap_or_default(), Allocations::read(&path)?))
+}
+
+/// Draws memory over time, as a picture and as a page, where that was asked for.
+fn pictures(
+    run: &Run<'_>,
+    process: &Process,
+    (events, allocations): (&[Event], &Allocations),
+    (verdicts, form): (&[Verdict], &Value),
+) -> anyhow::Result<()> {
+    let command: Vec<_> = run.flags.command.iter().map(|c| c.to_string_lossy()).collect();
+    let title = format!("{} on {}", command.join(" "), run.profile.name);
+    if let Some(to) = &run.flags.plot {
+        let config = process.allocator_settings();
+        plot::plot(&title, process, (events, allocations), &config, to)?;
+    }
+    let Some(to) = &run.flags.html else { return Ok(()) };
+    let shown = page::Shown {
+        title,
+        process,
+        events,
+        allocations,
+        limit: Limit { name: run.card(), value: run.available().0 },
+        fits: verdicts::tabled(verdicts),
+        report: form.clone(),
+    };
+    shown.write(to)
 }
 
 /// Draws the peak by size where that was asked for.

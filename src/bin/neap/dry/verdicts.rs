@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use neap::device::{Profile, builtin};
+use neap::report::page;
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::Config;
 use neap::sim::allocator::replay::Replay;
@@ -32,6 +33,33 @@ pub enum Says {
     DoesNotFit { from: String },
     Fails { why: String },
     NotKnown,
+}
+
+/// The verdicts as a table of a page.
+pub fn tabled(verdicts: &[Verdict]) -> page::Table {
+    let row = |v: &Verdict| {
+        let (need, says, from) = match &v.says {
+            Says::Fits { reserved, from } => (Some(*reserved), "fits", from.as_str()),
+            Says::DoesNotFit { from } => (None, "does not fit", from.as_str()),
+            Says::Fails { why } => (None, "fails", why.as_str()),
+            Says::NotKnown => (None, "not known", "it takes other kernels: --all-devices runs it"),
+        };
+        let share = need.and_then(|need| page::share(need, v.available));
+        let device = v.device.as_str().into();
+        vec![device, v.available.into(), need.into(), share.into(), says.into(), from.into()]
+    };
+    page::Table {
+        name: "Devices".to_owned(),
+        columns: vec![
+            ("device", page::Kind::Text),
+            ("memory", page::Kind::Bytes),
+            ("reserved", page::Kind::Bytes),
+            ("share of it", page::Kind::Share),
+            ("answer", page::Kind::Text),
+            ("known from", page::Kind::Text),
+        ],
+        rows: verdicts.iter().map(row).collect(),
+    }
 }
 
 /// What a script asked for from its beginning to its end.

@@ -44,6 +44,7 @@ pub fn of(flags: &Flags, file: &Path, trace: &Trace) -> anyhow::Result<Option<Re
     settings::none_given(
         [
             (flags.plot.is_some(), "--plot"),
+            (flags.html.is_some(), "--html"),
             (flags.curve.is_some(), "--curve"),
             (flags.snapshot.is_some(), "--snapshot"),
             (flags.by.is_some(), "--by"),

@@ -2,6 +2,7 @@
 
 mod files;
 mod measured;
+mod page;
 mod report;
 
 use std::path::{Path, PathBuf};
@@ -54,6 +55,10 @@ pub struct Flags {
     /// Draw memory over time by the role of blocks.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Write a page to look at in a browser: every block over time with its operator and module, to
+    /// zoom and to search, and the devices that it fits.
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
     /// Write requested, allocated and reserved bytes after every change.
     #[arg(long, value_name = "FILE.csv")]
     curve: Option<PathBuf>,
@@ -138,11 +143,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     inputs.extend(flags.against.as_deref());
     let outputs = Outputs::new(
         &inputs,
-        &[&flags.curve, &flags.plot, &flags.snapshot].map(|file| file.as_deref()),
+        &[&flags.curve, &flags.plot, &flags.html, &flags.snapshot].map(|file| file.as_deref()),
     )?;
     let several = flags.traces.len() > 1;
-    if several && (flags.plot.is_some() || flags.curve.is_some() || flags.snapshot.is_some()) {
-        bail!("--plot, --curve, --snapshot: each writes one file; name one trace");
+    let files = [&flags.plot, &flags.html, &flags.curve, &flags.snapshot];
+    if several && files.iter().any(|file| file.is_some()) {
+        bail!("--plot, --html, --curve, --snapshot: each writes one file; name one trace");
     }
     if several && flags.by.is_some() && !as_json {
         bail!("--by module: prints one table; name one trace, or add --json");
@@ -207,6 +213,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
         if let Some(path) = &flags.plot {
             ending.then(|| files::plot(path, &estimate, &config, !flags.device.is_empty()));
+        }
+        if let Some(path) = &flags.html {
+            let report = report::Report::of(&estimate, &places, flags.top, flags.by.is_some());
+            let report = serde_json::to_value(report)?;
+            ending.then(|| page::write(path, &estimate, &places, &config, report));
         }
         if let Some(path) = &flags.snapshot {
             ending.then(|| files::snapshot(path, &estimate, &places, &config, &flags.alloc_conf));

@@ -1,5 +1,6 @@
 //! `neap replay`: replays allocator requests through the framework's allocator.
 
+mod page;
 mod points;
 mod sweep;
 
@@ -17,6 +18,7 @@ use serde::Serialize;
 
 use crate::output::{self, Answer, Ending, note};
 use crate::settings::Outputs;
+use page::Seen;
 use points::Points;
 
 /// Replay the requests to a framework's allocator, exactly to the byte.
@@ -47,7 +49,7 @@ pub struct Flags {
     check: bool,
     /// Try every --alloc-conf (a few usual ones if none is given) on every device, and report which
     /// fit.
-    #[arg(long, conflicts_with_all = ["curve", "plot"])]
+    #[arg(long, conflicts_with_all = ["curve", "plot", "html"])]
     sweep: bool,
     /// Find the smallest device memory at which no request fails.
     #[arg(long)]
@@ -58,6 +60,9 @@ pub struct Flags {
     /// Draw allocated and reserved bytes over the events.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Write a page to look at in a browser: every block over the events, to zoom and to search.
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
 }
 
 /// The settings that a sweep tries by default.
@@ -135,7 +140,8 @@ fn configs(flags: &Flags) -> anyhow::Result<Vec<(String, Config)>> {
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut inputs = vec![flags.events.as_path()];
     inputs.extend(flags.device.iter().map(Path::new));
-    Outputs::new(&inputs, &[flags.curve.as_deref(), flags.plot.as_deref()])?;
+    let outputs = [&flags.curve, &flags.plot, &flags.html];
+    Outputs::new(&inputs, &outputs.map(|path| path.as_deref()))?;
     let (mut configs, mut targets) = (configs(flags)?, targets(flags)?);
     let mut limited = !flags.device.is_empty() || !flags.device_bytes.is_empty();
     let recorded = recorded(flags)?;
@@ -318,6 +324,7 @@ fn one(
     }
     let mut replay = Replay::new(config, target.capacity, share);
     let mut points = Points::new(flags.plot.is_some());
+    let mut seen = flags.html.is_some().then(Seen::new);
     let mut difference = None;
     let mut run = |curve: Option<&mut dyn std::io::Write>| -> anyhow::Result<()> {
         let mut curve = curve;
@@ -327,6 +334,9 @@ fn one(
         let mut index: u64 = 0;
         while let Some(request) = reader.request()? {
             let ok = replay.step(request);
+            if let Some(seen) = &mut seen {
+                seen.follow(request, &replay);
+            }
             if flags.check {
                 difference = Difference::of(&reader, ok, replay.allocator().stats());
                 if difference.is_some() {
@@ -370,12 +380,20 @@ fn one(
     }
     let report = replay.report();
     let mut ending = Ending::default();
+    let summary = Summary::of(flags, target, limited, &report);
     ending.then(|| match &difference {
         Some(difference) => output::report(&DifferenceReport::of(difference), as_json),
-        None => output::report(&Summary::of(flags, target, limited, &report), as_json),
+        None => output::report(&summary, as_json),
     });
     if let Some(path) = &flags.plot {
         ending.then(|| points.draw(path, &flags.events, &report, limited.then_some(target)));
+    }
+    if let Some((seen, path)) = seen.zip(flags.html.as_deref()) {
+        let form = match &difference {
+            Some(difference) => serde_json::to_value(DifferenceReport::of(difference))?,
+            None => serde_json::to_value(&summary)?,
+        };
+        ending.then(|| seen.write(path, &flags.events, limited.then_some(target), form));
     }
     let good = difference.is_none() && (flags.check || report.stats.ooms == 0);
     ending.with(Answer::yes_if(good))

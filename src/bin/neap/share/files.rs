@@ -88,8 +88,8 @@ pub fn rows<'r>(path: &Path, runs: &'r [Run], jobs: &[Job]) -> anyhow::Result<()
     output::csv(path, heads.split(','), runs.iter().flat_map(of).map(row))
 }
 
-/// What [`draw`] calls the layers of memory.
-const LAYER_NAMES: [&str; LAYERS] = [
+/// What pictures and pages call the layers of memory.
+pub const LAYER_NAMES: [&str; LAYERS] = [
     "persistent",
     "1st lane",
     "2nd lane",
@@ -99,6 +99,16 @@ const LAYER_NAMES: [&str; LAYERS] = [
     "6th lane",
     "further lanes",
 ];
+
+/// The bytes of each layer of memory: lanes by rank of their number, the longest-lived lowest.
+pub fn stacked(moment: &Moment) -> [u64; LAYERS] {
+    let mut layers = [0; LAYERS];
+    layers[0] = moment.persistent.0;
+    for (rank, (_, size)) in moment.lanes.iter().enumerate() {
+        layers[(rank + 1).min(LAYERS - 1)] += size.0;
+    }
+    layers
+}
 
 /// Draws when jobs end, and each run's memory over time.
 pub fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job]) -> anyhow::Result<()> {
@@ -115,12 +125,7 @@ pub fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job]) -> anyho
         let end = run.outcome.moments.last().map_or(Nanos::ZERO, |m| m.at);
         let mut stack = Stack::new(end);
         for moment in &run.outcome.moments {
-            let mut layers = [0; LAYERS];
-            layers[0] = moment.persistent.0;
-            // Lanes by rank of their number, the longest-lived lowest.
-            for (rank, (_, size)) in moment.lanes.iter().enumerate() {
-                layers[(rank + 1).min(LAYERS - 1)] += size.0;
-            }
+            let layers = stacked(moment);
             stack.add(Instant { time: moment.at, layers, reserved: layers.iter().sum() });
         }
         let lines = [Line { name: "capacity", value: run.settings.capacity }];

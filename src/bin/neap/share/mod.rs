@@ -1,5 +1,8 @@
 //! `neap share`: a trace of jobs on one device, under policies and mechanisms.
 
+mod files;
+mod page;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -12,15 +15,13 @@ use neap::sim::share::latency::{Latency, latencies};
 use neap::sim::share::mechanism::{self, Mechanism, Settings};
 use neap::sim::share::memory;
 use neap::sim::share::policy::{self, Policy};
-use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
+use neap::sim::share::result::{Figures, JobResult, Moment, Outcome, Verdict};
 use neap::units::{Bytes, Nanos, saturated};
 use serde_json::{Value, json};
 
 use crate::output::{Answer, Ending, note};
 use crate::settings::Outputs;
 use crate::settings::values::{named, policy, seconds};
-
-mod files;
 
 /// The rules for lanes by name.
 const MODES: [(&str, Mode); 3] =
@@ -100,6 +101,10 @@ pub struct Flags {
     /// (<https://ui.perfetto.dev>); for one policy and mechanism.
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
+    /// Write a page to look at in a browser: for each policy memory, jobs and queue over time, to
+    /// zoom, and a table of all jobs.
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
     /// Prove after every change that no byte is promised twice (lanes). The checker shares no code
     /// with the policies.
     #[arg(long)]
@@ -136,7 +141,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
              `--policies pack`"
         );
     }
-    let mut outputs = vec![&flags.csv, &flags.plot, &flags.curve, &flags.timeline]
+    let mut outputs = vec![&flags.csv, &flags.plot, &flags.html, &flags.curve, &flags.timeline]
         .into_iter()
         .map(Option::as_deref)
         .collect::<Vec<_>>();
@@ -179,7 +184,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     };
     let policies: Value = runs.iter().map(|run| figures(run, jobs, explained)).collect();
     let all = json!({ "jobs": jobs.len(), "capacity_bytes": capacity, "policies": policies });
-    let mut ending = Ending::printing(&(all, text(&runs, jobs, explained)), as_json);
+    let both = (all, text(&runs, jobs, explained));
+    let mut ending = Ending::printing(&both, as_json);
+    ending.file(flags.html.as_deref(), |path| page::write(path, &flags.jobs, &runs, jobs, both.0));
     ending.file(flags.csv.as_deref(), |path| files::rows(path, &runs, jobs));
     ending.file(flags.plot.as_deref(), |path| files::draw(path, &plots, &runs, jobs));
     ending.file(flags.curve.as_deref(), |path| files::curve(path, &runs));
@@ -207,7 +214,9 @@ fn simulate(
     explained: Option<usize>,
 ) -> Vec<Run> {
     let keep = Keep {
-        moments: flags.plot.is_some() || flags.curve.is_some() || flags.timeline.is_some(),
+        moments: [&flags.plot, &flags.html, &flags.curve, &flags.timeline]
+            .iter()
+            .any(|file| file.is_some()),
         stretches: flags.timeline.is_some(),
         reasons: explained.map(|e| e as u32),
         proof: flags.check,

@@ -1,29 +1,69 @@
-//! The files of a simulation of one job: a drawing, a timeline, a table of latencies.
+//! The files of a simulation of one job: a drawing, a page, a timeline, a table of latencies.
 
 use std::path::Path;
 
 use neap::contract::Latency;
 use neap::device::latency::{Row, Table as LatencyTable};
 use neap::report::curve::{Curve, Line, svg};
+use neap::report::page::{Page, View};
 use neap::sim::engine::Run;
+use neap::sim::program::Program;
 use neap::sim::recording;
 use neap::sim::reserved::{Framework, Reserved, Timeline};
 use neap::units::{Bytes, Nanos, OpId};
+use serde_json::Value;
 
 use super::one::Case;
+use crate::before_after;
+use crate::explain::page::reasons;
 use crate::output::{self, note};
 
-/// Unplanned memory over the operators' nominal times, from liveness.
-fn unplanned_curve(case: &Case) -> Vec<(Nanos, Bytes)> {
-    let liveness = &case.liveness;
-    let mut points = Vec::with_capacity(liveness.resident.len() + 1);
-    let mut now = Nanos::ZERO;
-    for (bytes, latency) in liveness.resident.iter().zip(&case.latencies) {
-        points.push((now, *bytes));
-        now += latency.time;
+/// The tensors for which a page has reasons.
+const REASONS: usize = 200;
+
+/// Unplanned memory over the operators' nominal times.
+fn unplanned(case: &Case) -> Vec<(Nanos, Bytes)> {
+    match &case.plan {
+        Some(plan) => {
+            let latencies = plan.jobs[0].framework_latencies(&case.graph);
+            before_after::unplanned(&case.liveness, &latencies)
+        }
+        None => before_after::unplanned(&case.liveness, &case.latencies),
     }
-    points.push((now, liveness.resident.last().copied().unwrap_or_default()));
-    points
+}
+
+/// Writes the page; `report` is what `--json` prints.
+pub fn page(
+    path: &Path,
+    case: &Case,
+    (program, run): (&Program, &Run),
+    curve: &[(Nanos, Bytes)],
+    report: Value,
+) -> anyhow::Result<()> {
+    let planned = case.plan.as_ref().map(|plan| (plan, curve));
+    let (graph, floor) = (&case.graph, case.liveness.floor);
+    let chart = before_after::chart(graph, (program, run), &unplanned(case), planned, floor);
+    let mut view = View {
+        name: "memory over time".to_owned(),
+        about: "One iteration of the job.".to_owned(),
+        charts: vec![chart],
+        ..View::default()
+    };
+    if let Some(plan) = &case.plan {
+        view.name = "before and after".to_owned();
+        view.about = "One iteration without and with the plan, and why its tensors are where they \
+                      are."
+            .to_owned();
+        view.tables = vec![reasons(plan, graph, REASONS)?];
+    }
+    let page = Page {
+        title: format!("{} on {}", graph.name, case.device.name),
+        command: "neap simulate",
+        report,
+        views: vec![view],
+        ..Page::default()
+    };
+    output::page(path, &page)
 }
 
 /// Draws memory over time; `of` names the simulated file.
@@ -35,7 +75,7 @@ pub fn plot(
     curve: &[(Nanos, Bytes)],
     reserved: Option<&Reserved>,
 ) -> anyhow::Result<()> {
-    let before = unplanned_curve(case);
+    let before = unplanned(case);
     let mut after = curve.to_vec();
     let last = after.last().map_or(Bytes::ZERO, |p| p.1);
     after.push((run.iteration, last));

@@ -30,7 +30,8 @@ pub struct Flags {
     /// Simulate jobs that come and go. At each launch and each end all jobs are planned again
     /// together. The table has the columns graph, submit_s, iterations.
     #[arg(long, value_name = "JOBS.csv", conflicts_with_all = [
-        "graph", "allocator", "accounting", "passive", "runs", "timeline", "latencies_out", "snapshot"
+        "graph", "allocator", "accounting", "passive", "runs", "timeline", "latencies_out", "snapshot",
+        "html"
     ])]
     arrivals: Option<PathBuf>,
     /// With --arrivals: the budget of all jobs together, as bytes or a share of the sum of their
@@ -80,6 +81,10 @@ pub struct Flags {
     /// Draw memory over time, without and with the plan.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Write a page to look at in a browser: memory without and with the plan, copies, recomputes
+    /// and waits below it, and the reasons for each tensor.
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
     /// Write compute, copies and memory for ui.perfetto.dev.
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
@@ -117,6 +122,7 @@ impl Flags {
                 (self.noise.is_some(), "--noise"),
                 (self.accounting != Accounting::Physical, "--accounting paper"),
                 (self.allocator.is_pytorch(), "--allocator pytorch"),
+                (self.html.is_some(), "--html"),
                 (self.timeline.is_some(), "--timeline"),
                 (self.latencies_out.is_some(), "--latencies-out"),
                 (self.snapshot.is_some(), "--snapshot"),
@@ -146,7 +152,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut inputs = flags.device.inputs(&settings::subject_files(flags.subject(), &flags.graph));
     inputs.extend(flags.real.as_deref());
     let outputs =
-        [&flags.plot, &flags.timeline, &flags.latencies_out, &flags.snapshot].map(Option::as_deref);
+        [&flags.plot, &flags.html, &flags.timeline, &flags.latencies_out, &flags.snapshot];
+    let outputs = outputs.map(Option::as_deref);
     let outputs = Outputs::new(&inputs, &outputs)?;
     let subject = settings::subject(flags.subject(), &flags.graph)?;
     outputs.apart_from_what_was_read()?;

@@ -122,6 +122,9 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
         let of = flags.subject();
         ending.then(|| files::plot(path, of, case, &run, &curve, reserved));
     }
+    ending.file(flags.html.as_deref(), |path| {
+        files::page(path, case, (&program, &run), &curve, serde_json::to_value(&report)?)
+    });
     if let Some(path) = &flags.latencies_out {
         ending.then(|| files::latencies(path, case));
     }
