@@ -103,6 +103,15 @@ def device_of_card(card: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def page(report: str) -> str:
+    """The page of a report, given as JSON with its title.
+
+    Raises:
+        PlanError: if none can be made.
+    """
+    return _run([executable(), "script", "page"], given=report)
+
+
 class Planner:
     """Plans one recording, as often as need be.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from neap.torch._schedule import Schedule
 from neap.torch._tally import Kind
@@ -191,6 +193,28 @@ class Report:
             return f"{budget}: the lowest plan needs {size(self.predicted_peak_bytes)}"
         why = (note for note in self.notes if note.startswith((_UNSEEN, _FORMER, _LOOKING, _TRIED)))
         return ": ".join([budget, *list(why)[:1]])
+
+    def html(self) -> str:
+        """The report as a page of HTML that needs no network.
+
+        Raises:
+            RuntimeError: if ``neap`` is not there, or can't make it.
+        """
+        from neap.torch import _planning
+
+        form = {"title": "neap.torch: within a budget", "report": asdict(self)}
+        return _planning.page(json.dumps(form))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page, or the text where there is no ``neap``."""
+        try:
+            shown = self.html()
+        except RuntimeError:
+            return f"<pre>{html.escape(str(self))}</pre>"
+        return (
+            f'<iframe srcdoc="{html.escape(shown)}" sandbox="allow-scripts" '
+            'style="width: 100%; height: 560px; border: 0"></iframe>'
+        )
 
     def _kind_lines(self) -> list[str]:
         """A line for each kind of iterations, where they are not all alike."""

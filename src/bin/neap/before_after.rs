@@ -4,7 +4,7 @@
 use neap::contract::{Latency, Plan};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
-use neap::report::page::{Chart, Course, Lane, Limit, Span};
+use neap::report::page::{Chart, Course, Kind, Lane, Limit, Span, Table};
 use neap::sim::engine::Run;
 use neap::sim::program::{Direction, Program};
 use neap::units::{Bytes, Nanos};
@@ -66,6 +66,22 @@ pub fn chart(
         }
     }
     Chart { name: "Memory of one iteration".to_owned(), course, limits, lanes, ..Chart::default() }
+}
+
+/// The waits that a chart shows, the longest first.
+pub fn waits(chart: &Chart) -> Option<Table> {
+    let spans = chart.lanes.iter().flat_map(|lane| &lane.spans);
+    let mut lost: Vec<&Span> = spans.filter(|span| span.kind == "lost").collect();
+    lost.sort_by_key(|span| (std::cmp::Reverse(span.until - span.from), span.from));
+    let row = |span: &&Span| {
+        vec![span.name.as_str().into(), span.from.into(), (span.until - span.from).into()]
+    };
+    let table = Table {
+        name: "Where operators wait".to_owned(),
+        columns: vec![("wait", Kind::Text), ("from", Kind::Nanos), ("lost", Kind::Nanos)],
+        rows: lost.iter().map(row).collect(),
+    };
+    (!table.rows.is_empty()).then_some(table)
 }
 
 /// The operators in order, and between them the time for which the next one waits.

@@ -1,6 +1,8 @@
 //! `neap script`: what the Python package asks while a script trains. It is no interface for
 //! people: the forms change with every version.
 
+pub mod page;
+
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -11,6 +13,7 @@ use neap::job::json::{self, LARGEST};
 use neap::plan::script::{self, Ask, Problem};
 use neap::units::Bytes;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::output::{self, Answer};
 use crate::settings;
@@ -38,6 +41,8 @@ enum Question {
         #[arg(long)]
         device: String,
     },
+    /// The report on stdin as a page.
+    Page,
     /// The iteration on stdin as a graph in which only what can move is a tensor.
     Graph { output: PathBuf },
 }
@@ -51,15 +56,20 @@ struct Asked {
     ask: Option<Ask>,
 }
 
+/// What stands on stdin.
+fn given<T: DeserializeOwned>() -> anyhow::Result<T> {
+    let mut text = Vec::new();
+    let most = LARGEST + 1;
+    io::stdin().lock().take(most).read_to_end(&mut text).context("stdin")?;
+    if text.len() as u64 == most {
+        bail!("stdin: larger than {}", Bytes(LARGEST));
+    }
+    serde_json::from_slice(&text).context("stdin")
+}
+
 impl Asked {
     fn read() -> anyhow::Result<Self> {
-        let mut text = Vec::new();
-        let most = LARGEST + 1;
-        io::stdin().lock().take(most).read_to_end(&mut text).context("stdin")?;
-        if text.len() as u64 == most {
-            bail!("stdin: larger than {}", Bytes(LARGEST));
-        }
-        let asked: Self = serde_json::from_slice(&text).context("stdin")?;
+        let asked: Self = given()?;
         asked.problem.validate().context("stdin")?;
         Ok(asked)
     }
@@ -88,6 +98,10 @@ pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
             let ask = ask.context("stdin: it asks for nothing")?;
             let answer = script::plan(&problem, &profile::load(device)?, &ask)?;
             output::raw(&serde_json::to_vec(&answer)?)?;
+        }
+        Question::Page => {
+            let told: page::Told = given()?;
+            output::raw(page::of(told.title, vec![told.report])?.html()?.as_bytes())?;
         }
         Question::Graph { output } => {
             let problem = Asked::read()?.problem;

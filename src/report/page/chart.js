@@ -1,13 +1,15 @@
 // One chart: layers on top of each other and lines, with what lives at an instant.
 
 // Okabe and Ito's colours, which the colour-blind can tell apart, and grey.
-const LAYERS = ["#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#f0e442", "#cc79a7", "#969696"];
+const LAYERS = [
+  "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#f0e442", "#cc79a7", "#969696",
+];
 const LINES = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 const HEIGHT = 380;
 /** Distances between ticks of an axis of bytes: powers of two. */
 const TICKS = Array.from({ length: 52 }, (_, power) => 2 ** power);
-/** The blocks that are listed at most. */
-const LISTED = 20;
+/** Distances between ticks of an axis of requests. */
+const COUNTS = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8].flatMap((one) => [one, 2 * one, 5 * one]);
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -24,6 +26,7 @@ class Chart {
     this.form = form;
     this.view = view;
     this.blocks = form.blocks && new Blocks(form.blocks);
+    this.living = this.blocks && new Living(this, this.blocks);
     this.course = new Course(form, this.blocks);
     this.value = form.unit === "bytes" ? bytes : count;
     this.stepped = form.layers.length > 0;
@@ -34,7 +37,8 @@ class Chart {
     this.frame.setAttribute("aria-label", `${form.name}: ${this.spoken()}`);
     root.append(make("h2", {}, form.name), this.legend, this.frame);
     this.fillLegend();
-    this.plot = new uPlot(this.options(root.clientWidth), [[0], ...this.columns(() => [0])], this.frame);
+    const nothing = [[0], ...this.columns(() => [0])];
+    this.plot = new uPlot(this.options(root.clientWidth), nothing, this.frame);
     this.frame.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.frame.addEventListener("keydown", (event) => view.key(event));
     this.plot.over.addEventListener("dblclick", () => view.show(0, view.end));
@@ -60,15 +64,17 @@ class Chart {
   }
 
   fillLegend() {
-    const entry = (name, colour, kind) => {
+    const entry = (name, colour, kind, hidden) => {
       const value = make("b", {});
       const swatch = make("i", { className: kind });
       swatch.style.background = colour;
-      this.legend.append(make("span", {}, swatch, `${name} `, value));
+      this.legend.append(make("span", { hidden }, swatch, `${name} `, value));
       this.swatches.push([swatch, value]);
     };
-    this.form.layers.forEach((name, i) => entry(name, this.colour(i), ""));
-    this.form.lines.forEach((name, i) => entry(name, this.lineColour(i), "line"));
+    // A layer in which there never is anything has no name to be looked for.
+    const empty = (layer) => this.course.levels[0].values[layer].every((value) => value === 0);
+    this.form.layers.forEach((name, i) => entry(name, this.colour(i), "", empty(i)));
+    this.form.lines.forEach((name, i) => entry(name, this.lineColour(i), "line", false));
     for (const limit of this.form.limits) {
       this.legend.append(make("span", { className: "faint" },
         `${limit.name}: ${this.value(limit.value)}`));
@@ -85,8 +91,8 @@ class Chart {
   options(width) {
     const paths = uPlot.paths.stepped({ align: 1 });
     const points = { show: false };
-    const axis = { stroke: () => style("--faint"), grid: { stroke: () => style("--grid"), width: 1 },
-      ticks: { stroke: () => style("--grid"), width: 1 } };
+    const ruled = { stroke: () => style("--grid"), width: 1 };
+    const axis = { stroke: () => style("--faint"), grid: ruled, ticks: ruled };
     const layer = (i) => ({ paths, points, fill: this.colour(i), width: 0 });
     const line = (i) => i < 0 ? { paths, points, stroke: () => style("--ink"), width: 3 } : {
       paths, points, stroke: () => this.lineColour(i), width: 2,
@@ -104,13 +110,14 @@ class Chart {
       return splits.map((value) => this.form.across === "time"
         ? `${+(value / one).toPrecision(6)} ${unit}` : count(value));
     };
+    const inBytes = this.form.unit === "bytes", inRequests = this.form.across === "requests";
     return {
-      width, height: HEIGHT, legend: { show: false }, padding: [14, 14, 0, 0],
+      width, height: HEIGHT, legend: { show: false }, padding: [14, 30, 0, 0],
       scales: {
         x: { time: false }, y: { range: () => [0, this.top || 1] },
       },
-      axes: [{ ...axis, values: across, space: 90 },
-        { ...axis, values: labels, size: 80, space: 44, incrs: this.form.unit === "bytes" ? TICKS : undefined }],
+      axes: [{ ...axis, values: across, space: 90, ...(inRequests && { incrs: COUNTS }) },
+        { ...axis, values: labels, size: 80, space: 44, ...(inBytes && { incrs: TICKS }) }],
       series: [{}, ...this.columns(layer, line)],
       cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
       hooks: {
@@ -132,7 +139,8 @@ class Chart {
       sums.push(i ? values[i].map((value, k) => value + sums[i - 1][k]) : values[i]);
     }
     this.sums = sums;
-    const matches = this.matching ? at.map((position) => this.matching(position)) : at.map(() => null);
+    const matching = this.matching || (() => null);
+    const matches = at.map((position) => matching(position));
     const data = this.columns((i) => sums[i], (i) => i < 0 ? matches : values[layers + i]);
     let most = 1;
     for (const column of data) for (const value of column) if (value > most) most = value;
@@ -206,7 +214,11 @@ class Chart {
       this.swatches[i][1].textContent = this.value(this.shown.values[i][row]);
     }
     this.chosen = block;
-    this.view.say(this.about(at, row));
+    this.instant = at;
+    const sum = this.sums.length ? this.sums[this.sums.length - 1][row] : null;
+    const together = sum === null ? "" : `, together ${this.value(sum)}`;
+    const head = make("p", {}, make("b", {}, this.place(at)), together);
+    this.view.say([head, ...(this.living ? this.living.at(at, block) : [])]);
     this.plot.redraw(false);
   }
 
@@ -225,82 +237,12 @@ class Chart {
     return this.position(at) + (phase ? ` (${phase})` : "");
   }
 
-  about(at, row) {
-    const sums = this.sums.length ? `, together ${this.value(this.sums[this.sums.length - 1][row])}` : "";
-    const head = make("p", {}, make("b", {}, this.place(at)), sums);
-    if (!this.blocks) return [head];
-    const living = this.blocks.at(at).sort((a, b) => this.blocks.bytes[b] - this.blocks.bytes[a]);
-    const out = [head];
-    if (this.chosen !== null) out.push(...this.life(this.chosen));
-    out.push(make("p", { className: "faint" }, `${count(living.length)} blocks live here` +
-      (living.length > LISTED ? `, the largest ${LISTED}:` : ":") + this.unlisted()));
-    out.push(this.list(living));
-    return out;
-  }
-
-  unlisted() {
-    const { leftOut } = this.blocks;
-    return leftOut ? ` (${count(leftOut)} small blocks are in the curve and not listed)` : "";
-  }
-
-  /** A block's whole life. */
-  life(block) {
-    const { bytes: size, from, until } = this.blocks;
-    const { name, module, line } = this.blocks.text(block);
-    const ends = until[block] < Infinity ? `until ${this.place(until[block])}` : "to the end";
-    const words = [name, module && `in ${module}`, line && `at ${line}`].filter((word) => word);
-    return [make("p", { className: "block" }, make("b", {}, words.join(", ") || "a block"),
-      ` — ${bytes(size[block])} (${count(size[block])} bytes), ` +
-      `${this.form.layers[this.blocks.layer[block]]}, from ${this.place(from[block])} ${ends}`)];
-  }
-
-  /** Some blocks as a table; pressing a row's button shows the block's life. */
-  list(some) {
-    const { bytes: size, from } = this.blocks;
-    const row = (block) => {
-      const { name, module, line } = this.blocks.text(block);
-      const button = make("button", { type: "button", title: "Show its whole life" }, "life");
-      button.addEventListener("click", () => this.choose(block));
-      return make("tr", { className: block === this.chosen ? "chosen" : "" },
-        make("td", { className: "number" }, bytes(size[block])), make("td", {}, name),
-        make("td", {}, module), make("td", {}, line),
-        make("td", {}, this.place(from[block])), make("td", {}, button));
-    };
-    const head = ["bytes", "name", "module", "line", "since", ""];
-    return make("div", { className: "scroll" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...head.map((text) => make("th", {}, text)))),
-      make("tbody", {}, ...some.slice(0, LISTED).map(row))));
-  }
-
-  /** Zooms to a block's life and marks it. */
-  choose(block) {
-    const { from, until } = this.blocks;
-    const end = Math.min(until[block], this.view.end);
-    const room = Math.max((end - from[block]) / 10, 2);
-    this.view.show(from[block] - room, end + room);
-    this.view.pinned = true;
-    this.look(from[block], block);
-  }
-
-  /** Lists the blocks that have some words, and draws their sum. */
-  search(words) {
-    const found = this.blocks.search(words);
-    this.matching = words.trim() && found.length ? this.blocks.total(found) : null;
-    this.show();
-    if (!words.trim()) return this.view.say([]);
-    this.view.pinned = true;
-    this.chosen = null;
-    const { bytes: size } = this.blocks;
-    const largest = Array.from(found).sort((a, b) => size[b] - size[a]);
-    this.view.say([make("p", {}, `${count(found.length)} blocks match, the thick line is their sum` +
-      (found.length > LISTED ? `; the largest ${LISTED}:` : ":")), this.list(largest)]);
-  }
-
   /** What uPlot does not draw: limits, marks, the chosen block. */
   overlay(plot) {
     const { ctx, bbox } = plot;
     const ratio = window.devicePixelRatio || 1;
-    const x = (value) => plot.valToPos(value, "x", true), y = (value) => plot.valToPos(value, "y", true);
+    const x = (value) => plot.valToPos(value, "x", true);
+    const y = (value) => plot.valToPos(value, "y", true);
     ctx.save();
     ctx.beginPath();
     ctx.rect(bbox.left, 0, bbox.width, bbox.top + bbox.height);
@@ -313,7 +255,8 @@ class Chart {
     let free = -Infinity;
     for (const mark of this.form.marks) {
       const left = x(mark.at);
-      if (left < bbox.left - 1 || left > bbox.left + bbox.width || (!mark.step && left < free)) continue;
+      const outside = left < bbox.left - 1 || left > bbox.left + bbox.width;
+      if (outside || (!mark.step && left < free)) continue;
       ctx.setLineDash(mark.step ? [] : [2 * ratio, 4 * ratio]);
       ctx.beginPath();
       ctx.moveTo(left, bbox.top);
@@ -333,6 +276,9 @@ class Chart {
       ctx.fillText(limit.name, bbox.left + 6 * ratio, y(limit.value) - 4 * ratio);
     }
     ctx.setLineDash([]);
+    if (this.view.pinned && this.instant !== undefined) {
+      ctx.fillRect(x(this.instant), bbox.top, ratio, bbox.height);
+    }
     if (this.chosen !== null && this.chosen !== undefined) this.outline(ctx, x, y, ratio);
     ctx.restore();
   }
@@ -344,7 +290,8 @@ class Chart {
     const { from, until, layer, bytes: size } = blocks;
     const older = blocks.at(from[chosen]).filter((b) => b < chosen && layer[b] === layer[chosen]);
     const below = blocks.total(older);
-    const start = Math.max(from[chosen], this.view.from), end = Math.min(until[chosen], this.view.until);
+    const start = Math.max(from[chosen], this.view.from);
+    const end = Math.min(until[chosen], this.view.until);
     if (start >= end) return;
     const base = (at) => (layer[chosen] ? sums[layer[chosen] - 1][this.row(at)] : 0) + below(at);
     const inside = this.shown.at.filter((at) => at > start && at < end);

@@ -1,6 +1,8 @@
 // The data of the page, decoded, and its numbers as texts.
 
-const SIZES = [["PiB", 2 ** 50], ["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 1024]];
+const SIZES = [
+  ["PiB", 2 ** 50], ["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 1024],
+];
 const TIMES = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]];
 
 function scaled(value, units, last, decimals) {
@@ -44,7 +46,8 @@ function upTo(all, value) {
 class Blocks {
   constructor(form) {
     this.from = summed(form.from);
-    this.until = Float64Array.from(form.life, (life, i) => life ? this.from[i] + life - 1 : Infinity);
+    const end = (life, i) => life ? this.from[i] + life - 1 : Infinity;
+    this.until = Float64Array.from(form.life, end);
     Object.assign(this, {
       bytes: form.bytes, layer: form.layer, label: form.label, labels: form.labels,
       leftOut: form.left_out, count: form.from.length,

@@ -2,8 +2,8 @@
 //!
 //! The file needs no network: style, script and the plotting library are in it, and the data is
 //! embedded as JSON, from which the script builds everything. Texts of the data reach the page as
-//! text only, never as markup. The script is `data.js`, `chart.js`, `lanes.js` and `page.js` in this
-//! order; `page.html` holds them together.
+//! text only, never as markup. The script is `data.js`, `chart.js`, `living.js`, `lanes.js` and
+//! `page.js` in this order; `page.html` holds them together.
 
 mod blocks;
 mod course;
@@ -28,7 +28,10 @@ const PARTS: [(&str, &str); 7] = [
     ("@page.css@", include_str!("page.css")),
     ("@uplot.js@", include_str!("uplot/uPlot.iife.min.js")),
     ("@data.js@", include_str!("data.js")),
-    ("@chart.js@", concat!(include_str!("chart.js"), include_str!("lanes.js"))),
+    (
+        "@chart.js@",
+        concat!(include_str!("chart.js"), include_str!("living.js"), include_str!("lanes.js")),
+    ),
     ("@page.js@", include_str!("page.js")),
 ];
 

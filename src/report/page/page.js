@@ -2,8 +2,8 @@
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const main = document.querySelector("main");
-const KEYS = "Zoom: drag, wheel, + and −. Move: arrows, shift and wheel. Whole: Home or double click. " +
-  "P: the peak. /: search. Click: hold what is listed; Esc: let go.";
+const KEYS = "Zoom: drag, wheel, + and −. Move: arrows, shift and wheel. " +
+  "Whole: Home or double click. P: the peak. /: search. Click: hold what is listed; Esc: let go.";
 
 /** A tab: charts with one range, what is pointed at, tables. */
 class View {
@@ -39,14 +39,11 @@ class View {
     button("whole", () => this.show(0, this.end));
     button("+", () => this.zoom(0.5));
     button("−", () => this.zoom(2));
-    const searched = this.charts.find((chart) => chart.blocks);
+    const searched = this.charts.find(({ living }) => living && living.texts.length);
     if (!searched) return;
     this.input = make("input", { type: "search", placeholder: "search names, modules, lines (/)" });
     this.input.setAttribute("aria-label", "search names, modules and lines");
-    this.input.addEventListener("input", () => {
-      if (!this.input.value) this.pinned = false;
-      searched.search(this.input.value);
-    });
+    this.input.addEventListener("input", () => searched.living.search(this.input.value));
     tools.append(this.input);
   }
 
@@ -91,7 +88,7 @@ class View {
 
   release() {
     this.pinned = false;
-    this.charts.forEach((chart) => { chart.chosen = null; });
+    this.charts.forEach((chart) => { chart.chosen = null; chart.instant = undefined; });
     this.charts.forEach((chart) => chart.redraw());
     this.say([]);
   }
@@ -120,12 +117,13 @@ const SHOWN = {
   },
 };
 /** The rows that a table shows until more are asked for. */
-const ROWS = 100;
+const ROWS = 25;
 
 function tabled(form) {
   const cell = (value, [, kind]) => {
     const number = kind !== "text" && kind !== "share";
-    const made = make("td", { className: number ? "number" : "" }, value === null ? "–" : SHOWN[kind](value));
+    const shown = value === null ? "–" : SHOWN[kind](value);
+    const made = make("td", { className: number ? "number" : "" }, shown);
     if (kind === "bytes" && value !== null) made.title = `${count(value)} bytes`;
     return made;
   };
@@ -145,7 +143,11 @@ function tabled(form) {
     button.addEventListener("click", () => {
       const sign = down ? -1 : 1;
       // What is unknown comes last.
-      const order = (a, b) => a === b ? 0 : a === null ? 1 : b === null ? -1 : sign * (a < b ? -1 : 1);
+      const order = (a, b) => {
+        if (a === b) return 0;
+        if (a === null || b === null) return a === null ? 1 : -1;
+        return a < b ? -sign : sign;
+      };
       rows = rows.slice().sort((a, b) => order(a[i], b[i]));
       down = !down;
       fill();
@@ -160,7 +162,8 @@ function tabled(form) {
 /** The figures of the report that are numbers or words by themselves. */
 function figures(report) {
   const words = (key) => key.replace(/_(bytes|ns|s)$/, "").replaceAll("_", " ");
-  const rows = Object.entries(report).filter(([, value]) => value !== null && typeof value !== "object");
+  const plain = ([, value]) => value !== null && typeof value !== "object";
+  const rows = Object.entries(report).filter(plain);
   return make("table", { className: "figures" }, make("tbody", {}, ...rows.map(([key, value]) => {
     const short = byKey(key, value);
     const exact = typeof value === "number" ? count(value) : String(value);
@@ -201,7 +204,9 @@ function build() {
     views[chosen].redraw();
   };
   if (panels.length) open(0);
-  const every = (action) => views.forEach((view) => { if (view && !view.root.hidden) action(view); });
+  const every = (action) => {
+    views.filter((view) => view && !view.root.hidden).forEach(action);
+  };
   window.addEventListener("resize", () => every((view) => view.resize()));
   document.addEventListener("keydown", (event) => {
     if (event.target.closest("input, .chart")) {
@@ -217,9 +222,11 @@ function build() {
   document.getElementById("theme").addEventListener("click", () => {
     theme(getComputedStyle(document.documentElement).colorScheme !== "dark");
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => every((view) => view.redraw()));
-  document.querySelector("footer").textContent = `${page.command} · ` +
-    document.querySelector("meta[name=generator]").content + " · charts by uPlot (MIT), its licence is in this file";
+  const redraw = () => every((view) => view.redraw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  const made = document.querySelector("meta[name=generator]").content;
+  document.querySelector("footer").textContent =
+    `${page.command} · ${made} · charts by uPlot (MIT), its licence is in this file`;
 }
 
 build();

@@ -40,8 +40,8 @@ pub fn write(
         name: "before and after".to_owned(),
         about: "One iteration without and with the plan, and why its tensors are where they are."
             .to_owned(),
+        tables: before_after::waits(&chart).into_iter().chain([table]).collect(),
         charts: vec![chart],
-        tables: vec![table],
     };
     let page = Page {
         title: format!("{} on {}, planned by {}", graph.name, plan.device.name, plan.planner),

@@ -46,15 +46,15 @@ pub fn page(
     let mut view = View {
         name: "memory over time".to_owned(),
         about: "One iteration of the job.".to_owned(),
+        tables: before_after::waits(&chart).into_iter().collect(),
         charts: vec![chart],
-        ..View::default()
     };
     if let Some(plan) = &case.plan {
         view.name = "before and after".to_owned();
         view.about = "One iteration without and with the plan, and why its tensors are where they \
                       are."
             .to_owned();
-        view.tables = vec![reasons(plan, graph, REASONS)?];
+        view.tables.push(reasons(plan, graph, REASONS)?);
     }
     let page = Page {
         title: format!("{} on {}", graph.name, case.device.name),

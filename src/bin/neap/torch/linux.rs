@@ -24,6 +24,7 @@ use crate::dry;
 use crate::dry::launch;
 use crate::dry::unpack::{self, Unpacked};
 use crate::output::{self, Answer, note};
+use crate::script::page;
 use crate::settings::{Budget, Outputs};
 use crate::signals;
 
@@ -58,7 +59,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(Budget::Minimum) = flags.budget {
         bail!("`min` is not a budget to run in; give bytes (12GiB) or a share (60%)");
     }
-    let outputs = [flags.save_plan.as_deref(), flags.timeline.as_deref()];
+    let outputs = [&flags.save_plan, &flags.timeline, &flags.html].map(|path| path.as_deref());
     let named = flags.device.as_deref().map(Path::new);
     let inputs: Vec<&Path> = flags.plan.as_deref().into_iter().chain(named).collect();
     Outputs::new(&inputs, &outputs)?;
@@ -136,6 +137,10 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     }
     let missed = reports.reports.is_empty() || reports.reports.iter().any(|r| r["met"] == false);
+    if let Some(path) = flags.html.as_deref().filter(|_| !reports.reports.is_empty()) {
+        let words: Vec<_> = flags.command.iter().map(|word| word.to_string_lossy()).collect();
+        output::page(path, &page::of(words.join(" "), reports.reports.clone())?)?;
+    }
     if as_json {
         output::json(&Value::Array(reports.reports))?;
     } else if reports.reports.is_empty() {

@@ -48,6 +48,9 @@ pub struct Flags {
     /// Write one planned iteration as a timeline for Perfetto.
     #[arg(long, value_name = "FILE.json")]
     pub timeline: Option<PathBuf>,
+    /// Write what the script reports at its end as a page to look at in a browser.
+    #[arg(long, value_name = "FILE.html")]
+    pub html: Option<PathBuf>,
     /// Swap only: no module runs twice.
     #[arg(long)]
     pub no_recompute: bool,

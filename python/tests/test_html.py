@@ -1,0 +1,333 @@
+"""The pages that `--html` writes, looked at in a browser.
+
+Needs Playwright and a Chromium: $NEAP_CHROMIUM, one on the PATH, or Playwright's own. Without them
+the tests are skipped; $NEAP_REQUIRE_BROWSER makes that a failure. Screenshots stay in
+$NEAP_SCREENSHOTS, if that names a folder.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chrome")
+REQUIRED = bool(os.environ.get("NEAP_REQUIRE_BROWSER"))
+HOSTILE = "</script><script>document.title='hurt'</script><img src=x onerror=document.title='hurt'>"
+
+
+def missing(why: str) -> None:
+    """Skips a test, or fails where a browser is required."""
+    if REQUIRED:
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium without a window."""
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        missing("Playwright is not installed (pip install playwright)")
+    found = [os.environ.get("NEAP_CHROMIUM"), *map(shutil.which, BROWSERS)]
+    with sync_playwright() as playwright:
+        try:
+            started = playwright.chromium.launch(
+                executable_path=next((path for path in found if path), None),
+                args=["--no-sandbox"],
+            )
+        except Error as error:
+            missing(f"no Chromium starts: {error.message.splitlines()[0]}")
+        yield started
+        started.close()
+
+
+class Opened:
+    """A page in a tab, what its console said, and how long it took to be drawn."""
+
+    def __init__(self, browser: Any, path: Path, dark: bool = False) -> None:
+        self.said: list[str] = []
+        self.page = browser.new_page(
+            viewport={"width": 1280, "height": 900}, color_scheme="dark" if dark else "light"
+        )
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self._asked(request.url, path))
+        began = time.monotonic()
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("section:not([hidden]) table, section:not([hidden]) canvas")
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(done))")
+        self.seconds = time.monotonic() - began
+        self.name = path.stem
+
+    def _asked(self, url: str, path: Path) -> None:
+        if url != path.as_uri():
+            self.said.append(f"asked for {url}")
+
+    def box(self) -> dict[str, float]:
+        """The area of the first chart that is shown."""
+        area = self.page.locator("section:not([hidden]) .u-over").first
+        area.scroll_into_view_if_needed()
+        found: dict[str, float] = area.bounding_box()
+        return found
+
+    def point(self, across: float, down: float) -> str:
+        """Points at a place of the chart, by shares of it, and returns what is listed."""
+        box = self.box()
+        self.page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
+        return self.listed()
+
+    def listed(self) -> str:
+        """What is said below the chart."""
+        self.page.wait_for_timeout(80)
+        return str(self.page.locator("section:not([hidden]) .panel").inner_text())
+
+    def press(self, button: str) -> None:
+        """Presses a button by its text."""
+        self.page.locator(f"section:not([hidden]) button:text-matches('{button}')").first.click()
+
+    def keys(self, *keys: str) -> None:
+        """Presses keys on the first chart."""
+        self.page.locator("section:not([hidden]) .chart").first.focus()
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def ticks(self) -> list[str]:
+        """A picture of what the chart shows, to compare."""
+        script = "() => document.querySelector('section:not([hidden]) canvas').toDataURL()"
+        return [self.page.evaluate(script)]
+
+    def keep(self, what: str) -> None:
+        """Keeps a screenshot."""
+        if folder := os.environ.get("NEAP_SCREENSHOTS"):
+            self.page.screenshot(path=f"{folder}/{self.name}-{what}.png")
+
+    def close(self) -> None:
+        """Nothing may have gone wrong."""
+        assert self.said == []
+        self.page.close()
+
+
+def run(neap: str, folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """What `neap --json` says."""
+    done = subprocess.run([neap, "--json", *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    form: dict[str, Any] = json.loads(done.stdout)
+    return form
+
+
+def exact(text: str) -> int:
+    """The first number of bytes in a text such as `1.5 GiB (1,610,612,736 bytes)`."""
+    found = re.search(r"\(([0-9,]+) bytes\)", text)
+    assert found, text
+    return int(found[1].replace(",", ""))
+
+
+def test_a_snapshot_of_half_a_million_events(browser: Any, neap: str, tmp_path: Path) -> None:
+    draw = random.Random(1)
+    rows, living, fresh = ["op,id,bytes,stream"], [], 0
+    for _ in range(500_000):
+        if living and draw.random() < len(living) / 4000:
+            rows.append(f"f,{living.pop(draw.randrange(len(living)))},,")
+        else:
+            rows.append(f"a,{fresh},{draw.choice([512, 65_536, 3 << 20, 40 << 20])},0")
+            living.append(fresh)
+            fresh += 1
+    (tmp_path / "many.csv").write_text("\n".join(rows) + "\n")
+    said = run(neap, tmp_path, "replay", "many.csv", "--html", "many.html")
+    opened = Opened(browser, tmp_path / "many.html")
+    assert opened.seconds < 2, opened.seconds
+    before = opened.point(0.5, 0.8)
+    assert "request 2" in before and "blocks live here" in before
+    began = time.monotonic()
+    opened.page.mouse.wheel(0, -400)
+    opened.keys("+", "+", "+", "+", "+", "+", "+", "+")
+    assert time.monotonic() - began < 1
+    # So near that single requests can be told apart: pointing finds the block of a request.
+    opened.press("peak allocated")
+    opened.keys("+", "+", "+", "+", "+", "+", "+", "+", "+", "+")
+    opened.press("peak allocated")
+    at_peak = opened.listed()
+    data = json.loads(opened.page.locator("#data").text_content())
+    peak = data["views"][0]["charts"][0]["peaks"][0]
+    assert peak["value"] == said["peak_allocated_bytes"]
+    assert f"request {peak['at']:,}" in at_peak
+    opened.keep("peak")
+    opened.keys("Escape")
+    assert "whole life" not in opened.point(0.5, 0.5)
+    assert exact(opened.listed()) in (512, 65_536, 3 << 20, 40 << 20)
+    opened.close()
+
+
+def test_names_stay_texts_and_the_theme_changes(browser: Any, neap: str, tmp_path: Path) -> None:
+    graph = json.loads(
+        gzip.decompress((ROOT / "fixtures/models/gpt2-4x512.graph.json.gz").read_bytes())
+    )
+    name = max(graph["tensors"], key=lambda t: math.prod(t["shape"]))["name"]
+    text = json.dumps(graph).replace(json.dumps(name), json.dumps(HOSTILE))
+    graph = {**json.loads(text), "name": HOSTILE}
+    (tmp_path / "gpt2.graph.json").write_text(json.dumps(graph))
+    run(
+        neap,
+        tmp_path,
+        "plan",
+        "gpt2.graph.json",
+        "--device",
+        "a6000",
+        "--budget",
+        "60%",
+        "-o",
+        "gpt2.plan.json",
+    )
+    said = run(neap, tmp_path, "explain", "gpt2.plan.json", "--top", "100", "--html", "gpt2.html")
+    opened = Opened(browser, tmp_path / "gpt2.html")
+    assert opened.page.locator("h1").inner_text().startswith(HOSTILE)
+    assert opened.page.evaluate("() => document.querySelectorAll('img').length") == 0
+    assert opened.page.evaluate("() => document.title").startswith(HOSTILE)
+    table = opened.page.locator("section:not([hidden]) table").last
+    rows = table.locator("tbody tr")
+    assert rows.count() == len(said["tensors"])
+    for row, tensor in zip(rows.all()[:20], said["tensors"]):
+        cells = row.locator("td")
+        assert cells.nth(0).inner_text() == tensor["tensor"]
+        assert cells.nth(2).get_attribute("title") == f"{tensor['bytes']:,} bytes"
+    # The lanes say what is copied.
+    lanes = opened.page.locator("canvas.lanes")
+    lanes.scroll_into_view_if_needed()
+    box = lanes.bounding_box()
+    said_of = set()
+    for step in range(60):
+        opened.page.mouse.move(box["x"] + 90 + (box["width"] - 110) * step / 60, box["y"] + 28)
+        said_of.add(opened.listed())
+    assert any("copy to the host" in text and "MiB" in text for text in said_of), said_of
+    opened.keep("light")
+    light = opened.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    opened.page.click("#theme")
+    dark = opened.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert (light, dark) == ("rgb(255, 255, 255)", "rgb(22, 24, 28)")
+    opened.keep("dark")
+    opened.close()
+    by_system = Opened(browser, tmp_path / "gpt2.html", dark=True)
+    assert by_system.page.evaluate("() => getComputedStyle(document.body).backgroundColor") == dark
+    by_system.close()
+
+
+def test_a_thousand_jobs(browser: Any, neap: str, tmp_path: Path) -> None:
+    draw = random.Random(2)
+    rows = ["job,persistent_bytes,ephemeral_bytes,submit_s,duration_s"]
+    for job in range(1000):
+        size = draw.choice([1, 2, 3])
+        rows.append(f"job-{job},{size}GiB,{size}GiB,{job * 20},{draw.randrange(20, 400)}")
+    (tmp_path / "jobs.csv").write_text("\n".join(rows) + "\n")
+    said = run(
+        neap, tmp_path, "share", "jobs.csv", "--policies", "fifo,neap", "--html", "jobs.html"
+    )
+    opened = Opened(browser, tmp_path / "jobs.html")
+    opened.page.locator("[role=tab]", has_text="neap").click()
+    assert "waiting" in opened.page.locator("section:not([hidden])").inner_text()
+    opened.press("all 1,000 rows")
+    table = opened.page.locator("section:not([hidden]) table").last
+    assert table.locator("tbody tr").count() == 1000
+    table.locator("th button", has_text="waited").click()
+    waited = json.loads(opened.page.locator("#data").text_content())
+    longest = max(row[4] for row in waited["views"][2]["tables"][0]["rows"])
+    first = table.locator("tbody tr").first.locator("td").nth(4).inner_text()
+    assert first == f"{longest / 1e9:.2f} s"
+    assert said["policies"][1]["done"] == 1000
+    # Both charts move together.
+    whole = opened.ticks()
+    opened.keys("+", "ArrowRight")
+    assert opened.ticks() != whole
+    opened.keys("Home")
+    opened.page.wait_for_timeout(80)
+    assert opened.ticks() == whole
+    opened.keep("jobs")
+    opened.close()
+
+
+RESNET = """
+import torch, torchvision
+model = torchvision.models.resnet50().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+data, target = torch.randn(8, 3, 224, 224).cuda(), torch.zeros(8, dtype=torch.long).cuda()
+for _ in range(3):
+    torch.nn.functional.cross_entropy(model(data), target).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_three_steps_of_resnet_50(browser: Any, neap: str, tmp_path: Path) -> None:
+    python = os.environ.get("NEAP_TORCH_PYTHON", sys.executable)
+    has = "import torch, torchvision; assert torch.version.cuda"
+    found = subprocess.run([python, "-c", has], capture_output=True)
+    if found.returncode != 0 or sys.platform != "linux":
+        pytest.skip("needs a CUDA build of PyTorch and torchvision, on Linux")
+    (tmp_path / "train.py").write_text(RESNET)
+    said = run(neap, tmp_path, "dry", "--html", "resnet50.html", "--", python, "train.py")
+    path = tmp_path / "resnet50.html"
+    assert path.stat().st_size < 2_000_000
+    opened = Opened(browser, path)
+    assert opened.seconds < 2, opened.seconds
+    data = json.loads(opened.page.locator("#data").text_content())
+    assert data["report"] == said
+    peaks = {p["name"]: p["value"] for p in data["views"][0]["charts"][0]["peaks"]}
+    assert peaks["allocated"] == said["peak_allocated_bytes"]
+    assert peaks["reserved"] == said["peak_reserved_bytes"]
+    opened.press("peak allocated")
+    text = opened.listed()
+    assert f"step {said['processes'][0]['peak']['step']}" in text and "train.py:7" in text
+    opened.keep("peak")
+    # A block's life: its name and line, from where to where.
+    opened.keys("Escape", "Home")
+    field = opened.page.locator("input[type=search]")
+    field.fill("layer4.2.conv3.weight")
+    found = opened.listed()
+    assert "blocks match" in found and "layer4.2.conv3.weight" in found
+    opened.press("life")
+    life = opened.listed()
+    # The allocator gives out a little more where the rest of a block is small.
+    assert "layer4.2.conv3.weight" in life and exact(life) >= 512 * 2048 * 4
+    opened.keep("life")
+    opened.page.locator("[role=tab]", has_text="where it fits").click()
+    rows = opened.page.locator("section:not([hidden]) tbody tr")
+    assert rows.count() == len(said["verdicts"])
+    opened.keep("fits")
+    opened.close()
+
+
+def test_a_page_prints_and_can_be_read_without_a_mouse(
+    browser: Any, neap: str, tmp_path: Path
+) -> None:
+    rows = [
+        "op,id,bytes,stream",
+        *(f"a,{i},{i + 1}MiB,0".replace("MiB", "000000") for i in range(50)),
+    ]
+    (tmp_path / "few.csv").write_text("\n".join(rows) + "\n")
+    said = run(neap, tmp_path, "replay", "few.csv", "--html", "few.html")
+    opened = Opened(browser, tmp_path / "few.html")
+    opened.keys("p")
+    assert "request 49" in opened.listed()
+    opened.page.keyboard.press("Escape")
+    opened.page.locator("summary").click()
+    figures = opened.page.locator("table.figures").inner_text()
+    assert f"{said['peak_reserved_bytes']:,} bytes" in figures
+    label = opened.page.locator(".chart").get_attribute("aria-label")
+    assert "peak of reserved" in label and "request 49" in label
+    opened.page.emulate_media(media="print")
+    assert not opened.page.locator("#theme").is_visible()
+    opened.close()

@@ -1,0 +1,53 @@
+"""What a report shows in a notebook."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from neap.torch import Report
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+@pytest.fixture
+def report() -> Report:
+    """Of a script that kept to its budget."""
+    return Report(
+        budget_bytes=1 << 30,
+        unplanned_peak_bytes=3 << 29,
+        predicted_peak_bytes=1000 << 20,
+        peak_reserved_bytes=1001 << 20,
+        planned=5,
+        unplanned={HOSTILE: 2},
+        met=True,
+        notes=[HOSTILE],
+    )
+
+
+def test_a_report_shows_itself_as_a_page(
+    neap: str, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEAP", neap)
+    page = report.html()
+    assert page.count("<script") == 2
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert data["report"] == json.loads(json.dumps(asdict(report)))
+    assert data["notes"] == [HOSTILE]
+    peaks = {row[0]: row[1] for row in data["views"][0]["tables"][0]["rows"]}
+    assert peaks["predicted without the plan"] == 3 << 29
+    assert peaks["measured, reserved"] == 1001 << 20
+    shown = report._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and html.unescape(shown).count(page) == 1
+    # The page is one attribute: nothing of it is markup of the notebook.
+    assert shown.count("<") == 2
+
+
+def test_without_the_executable_it_is_text(
+    report: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("neap.torch._planning.executable", lambda: str(tmp_path / "none"))
+    assert report._repr_html_() == f"<pre>{html.escape(str(report))}</pre>"
