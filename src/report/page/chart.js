@@ -252,20 +252,7 @@ class Chart {
     ctx.textBaseline = "alphabetic";
     ctx.fillStyle = ctx.strokeStyle = style("--faint");
     ctx.lineWidth = ratio;
-    let free = -Infinity;
-    for (const mark of this.form.marks) {
-      const left = x(mark.at);
-      const outside = left < bbox.left - 1 || left > bbox.left + bbox.width;
-      if (outside || (!mark.step && left < free)) continue;
-      ctx.setLineDash(mark.step ? [] : [2 * ratio, 4 * ratio]);
-      ctx.beginPath();
-      ctx.moveTo(left, bbox.top);
-      ctx.lineTo(left, bbox.top + bbox.height);
-      ctx.stroke();
-      if (left < free) continue;
-      ctx.fillText(mark.name, left + 3 * ratio, bbox.top - 3 * ratio);
-      free = left + ctx.measureText(mark.name).width + 12 * ratio;
-    }
+    this.drawMarks(ctx, bbox, x, ratio);
     ctx.setLineDash([6 * ratio, 4 * ratio]);
     ctx.fillStyle = ctx.strokeStyle = style("--ink");
     for (const limit of this.form.limits.filter((limit) => limit.value <= this.top)) {
@@ -281,6 +268,28 @@ class Chart {
     }
     if (this.chosen !== null && this.chosen !== undefined) this.outline(ctx, x, y, ratio);
     ctx.restore();
+  }
+
+  /** Draws where steps and phases begin. Names of steps come first where there is no room. */
+  drawMarks(ctx, bbox, x, ratio) {
+    const places = this.form.marks.map((mark) => [x(mark.at), mark]);
+    const inside = places.filter(([at]) => at >= bbox.left - 1 && at <= bbox.left + bbox.width);
+    const taken = [];
+    const steps = inside.filter(([, mark]) => mark.step);
+    for (const [at, { name, step }] of steps.concat(inside.filter(([, mark]) => !mark.step))) {
+      const right = at + ctx.measureText(name).width + 12 * ratio;
+      const free = taken.every(([from, until]) => right <= from || at >= until);
+      // Of phases that are too near to be named not even the line helps.
+      if (!step && !free) continue;
+      ctx.setLineDash(step ? [] : [2 * ratio, 4 * ratio]);
+      ctx.beginPath();
+      ctx.moveTo(at, bbox.top);
+      ctx.lineTo(at, bbox.top + bbox.height);
+      ctx.stroke();
+      if (!free) continue;
+      ctx.fillText(name, at + 3 * ratio, bbox.top - 3 * ratio);
+      taken.push([at, right]);
+    }
   }
 
   /** Draws the shape of the chosen block over its life: on the layers below, and on the blocks of
