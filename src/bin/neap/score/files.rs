@@ -68,7 +68,10 @@ pub fn csv(
 }
 
 /// Draws each model's failures and error.
-pub fn plot(title: &str, scores: &[Score]) -> String {
+///
+/// # Errors
+/// When the drawing library fails.
+pub fn plot(title: &str, scores: &[Score]) -> std::io::Result<String> {
     let groups = score::by(scores, |s| s.model.clone());
     let point = |g: &'_ Group| (g.name.clone(), g.fate.failure(BARE), g.error.median);
     let ours: Vec<(String, Option<f64>, f64)> = groups.iter().map(point).collect();

@@ -127,7 +127,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let title =
             flags.folder.file_name().map_or_else(|| "estimates".into(), |n| n.to_string_lossy());
         let title = format!("{title}: {} jobs, rules of {:?}", scores.len(), flags.rules);
-        ending.then(|| output::write(path, &files::plot(&title.to_lowercase(), &scores)));
+        ending.then(|| output::write(path, &files::plot(&title.to_lowercase(), &scores)?));
     }
     ending.with(Answer::Yes)
 }
