@@ -170,7 +170,7 @@ def test_a_snapshot_of_half_a_million_events(browser: Any, neap: str, tmp_path: 
     opened.page.mouse.wheel(0, -400)
     zooms = sorted(opened.page.evaluate(ZOOM) for _ in range(9))
     assert zooms[4] < 100, zooms
-    # So near that single requests can be told apart: pointing finds the block of a request.
+    # So near that each request has its own step: pointing finds a block.
     opened.press("peak allocated")
     opened.keys("+", "+", "+", "+", "+", "+", "+", "+", "+", "+")
     opened.press("peak allocated")

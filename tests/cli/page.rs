@@ -70,6 +70,22 @@ fn a_replay_shows_every_block_and_its_peaks() {
 }
 
 #[test]
+fn a_snapshot_shows_the_lines_that_allocated() {
+    let folder = Folder::new();
+    let file = fixture("snapshots/tiny_cnn-adam-empty_cache.pickle.gz");
+    let page = shown(&folder, &["replay", &file]);
+    let blocks = &page["views"][0]["charts"][0]["blocks"];
+    let labels = blocks["labels"].as_array().unwrap();
+    let label = labels.iter().position(|l| l["line"] == "capture.py:111 (iteration)").unwrap();
+    let of = blocks["label"].as_array().unwrap().iter().filter(|l| **l == json!(label));
+    assert_eq!(of.count(), 56);
+    // A file without requests is no reason to fail.
+    folder.write("none.csv", "op,id,bytes,stream\n");
+    let page = shown(&folder, &["replay", "none.csv"]);
+    assert_eq!(page["views"][0]["charts"][0]["peaks"], json!([]));
+}
+
+#[test]
 fn an_estimate_shows_its_blocks_and_where_it_fits() {
     let folder = Folder::new();
     let page =

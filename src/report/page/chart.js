@@ -208,6 +208,7 @@ class Chart {
 
   /** Shows an instant, and a block of it where there is one. */
   look(at, block) {
+    if (!this.shown.at.length) return;
     const row = this.row(at);
     const last = this.form.layers.length + this.form.lines.length;
     for (let i = 0; i < last; i++) {

@@ -2,10 +2,11 @@
 //! and written from one.
 //!
 //! Reading gives the requests of a real job's allocator, from the state in which the recording
-//! began. Stacks and names are left out. [`mod@write`] makes the file that PyTorch would have
-//! recorded.
+//! began. Stacks and names are left out, but for the lines that allocated, if they are wanted.
+//! [`mod@write`] makes the file that PyTorch would have recorded.
 
 mod guide;
+mod lines;
 mod past;
 mod pickle;
 mod sequence;
@@ -23,6 +24,7 @@ use crate::files;
 use crate::units::Bytes;
 
 use super::requests::Request;
+pub use lines::AllocatedAt;
 use source::{Budget, Source};
 use value::{Pickle, Value};
 use words::Word;
@@ -62,6 +64,8 @@ pub struct Snapshot {
     pub settings: Settings,
     /// Sentences about what the result leaves out or assumes.
     pub notes: Vec<String>,
+    /// The lines that allocated, as far as they were recorded and wanted.
+    pub lines: AllocatedAt,
 }
 
 /// What a job could take.
@@ -217,6 +221,14 @@ pub fn read(path: &Path, device: Option<u32>) -> Result<Snapshot, SnapshotError>
     read_within(path, device, MEMORY_LIMIT)
 }
 
+/// As [`read`], with the lines that allocated.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_with_lines(path: &Path, device: Option<u32>) -> Result<Snapshot, SnapshotError> {
+    read_as(path, device, MEMORY_LIMIT, true)
+}
+
 /// As [`read`], within `limit` bytes of memory.
 ///
 /// # Errors
@@ -226,9 +238,18 @@ pub fn read_within(
     device: Option<u32>,
     limit: Bytes,
 ) -> Result<Snapshot, SnapshotError> {
+    read_as(path, device, limit, false)
+}
+
+fn read_as(
+    path: &Path,
+    device: Option<u32>,
+    limit: Bytes,
+    lines: bool,
+) -> Result<Snapshot, SnapshotError> {
     let reader = files::open(path)?;
     let mut budget = Budget::new(limit);
-    Pickle::read(Source::new(reader), &mut budget)
+    Pickle::read(Source::new(reader), &mut budget, lines)
         .and_then(|p| snapshot(&p, device, &mut budget))
         .map_err(|problem| match problem {
             Problem::CutOff { offset: 0 } => Problem::Empty,

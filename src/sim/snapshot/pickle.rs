@@ -13,6 +13,7 @@ use neap_model::units::id32;
 use std::collections::HashMap;
 
 use super::Problem;
+use super::lines::Lines;
 use super::source::{Budget, Source};
 use super::value::{Event, Node, Pickle, Stack, Value};
 use super::words::Word;
@@ -25,8 +26,9 @@ const DEPTH: usize = 1000;
 const SPARSE: usize = 128;
 
 impl Pickle {
-    /// Reads one pickle from `source`, counting what it keeps against `budget`.
-    pub(super) fn read(source: Source, budget: &mut Budget) -> Result<Self, Problem> {
+    /// Reads one pickle from `source`, counting what it keeps against `budget`; of stacks their
+    /// lines, if they are wanted.
+    pub(super) fn read(source: Source, budget: &mut Budget, lines: bool) -> Result<Self, Problem> {
         let mut machine = Machine {
             source,
             budget,
@@ -37,6 +39,7 @@ impl Pickle {
             nodes: Vec::new(),
             texts: Vec::new(),
             empty_cache: Vec::new(),
+            lines: lines.then(Lines::default),
             at: 0,
         };
         let root = machine.run()?;
@@ -47,7 +50,7 @@ impl Pickle {
             + bytes(machine.marks.capacity(), size_of::<usize>())
             + bytes(machine.sparse.len(), SPARSE);
         machine.budget.release(gone);
-        Ok(Self { root, nodes: machine.nodes, texts: machine.texts, more })
+        Ok(Self { root, nodes: machine.nodes, texts: machine.texts, more, lines: machine.lines })
     }
 }
 
@@ -63,6 +66,7 @@ struct Machine<'a> {
     texts: Vec<Box<[u8]>>,
     /// Dictionaries that are the stack frame of `torch.cuda.empty_cache`. There are few.
     empty_cache: Vec<u32>,
+    lines: Option<Lines>,
     /// The offset of the present opcode.
     at: u64,
 }
@@ -357,6 +361,9 @@ impl Machine<'_> {
                 all.extend_from_slice(items);
             }
             Node::Frames(stack) => {
+                if let Some(lines) = &mut self.lines {
+                    lines.frames(n, items, self.budget)?;
+                }
                 if !self.empty_cache.is_empty() {
                     let known = &self.empty_cache;
                     if items.iter().any(|v| matches!(v, Value::Node(n) if known.contains(n))) {
@@ -390,6 +397,11 @@ impl Machine<'_> {
             Value::Word(key) => Some((key, p[1])),
             _ => None,
         });
+        if let Some(lines) = &mut self.lines
+            && let Some((_, Value::Node(stack))) = pairs.clone().find(|(k, _)| *k == Word::Frames)
+        {
+            lines.event(n, stack, self.budget)?;
+        }
         if matches!(&self.nodes[n as usize], Node::Dict(all) if all.is_empty())
             && let Some(event) = Event::of(pairs.clone(), &self.nodes)
         {
@@ -413,6 +425,9 @@ impl Machine<'_> {
             let empties = has(Word::Name, Word::EmptyCache) && has(Word::Filename, Word::MemoryPy);
             if empties && self.empty_cache.len() < 8 && !self.empty_cache.contains(&n) {
                 self.budget.push(&mut self.empty_cache, n)?;
+            }
+            if let Some(lines) = &mut self.lines {
+                lines.entries(n, &all, &self.texts, self.budget)?;
             }
             self.nodes[n as usize] = Node::Dict(all);
         }
@@ -461,9 +476,18 @@ impl Machine<'_> {
         self.push(value)
     }
 
+    /// What is kept of the next string, by the key before it.
+    fn keep(&self) -> Keep {
+        match self.stack.last() {
+            Some(Value::Word(Word::Conf)) => Keep::Text,
+            Some(Value::Word(Word::Filename | Word::Name)) if self.lines.is_some() => Keep::Both,
+            _ => Keep::Word,
+        }
+    }
+
     /// Reads a string of `n` bytes.
     fn string(&mut self, n: u64) -> Result<(), Problem> {
-        let keep = matches!(self.stack.last(), Some(Value::Word(Word::Conf)));
+        let keep = self.keep();
         let text = self.source.text(n)?;
         let value = string(text, keep, &mut self.texts, self.budget)?;
         self.push(value)
@@ -472,7 +496,7 @@ impl Machine<'_> {
     /// Reads a string on a line, quoted as by Python 2 or not. Escapes are not decoded, because no
     /// [`Word`] has any.
     fn string_line(&mut self, code: u8) -> Result<(), Problem> {
-        let keep = matches!(self.stack.last(), Some(Value::Word(Word::Conf)));
+        let keep = self.keep();
         let mut text = self.source.line()?;
         if code == b'S' {
             text = text.and_then(|t| match t {
@@ -485,16 +509,28 @@ impl Machine<'_> {
     }
 }
 
-/// A string's value: its text if `keep`, otherwise the [`Word`] that it spells, if any.
+/// What is kept of a string.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// The [`Word`] that it spells, if any.
+    Word,
+    /// Its text.
+    Text,
+    /// The word if there is one, else the text.
+    Both,
+}
+
+/// A string's value.
 fn string(
     text: Option<&[u8]>,
-    keep: bool,
+    keep: Keep,
     texts: &mut Vec<Box<[u8]>>,
     budget: &mut Budget,
 ) -> Result<Value, Problem> {
     let Some(text) = text else { return Ok(Value::Other) };
-    if !keep {
-        return Ok(Word::of(text).map_or(Value::Other, Value::Word));
+    let word = Word::of(text).filter(|_| keep != Keep::Text);
+    if word.is_some() || keep == Keep::Word {
+        return Ok(word.map_or(Value::Other, Value::Word));
     }
     let n = id32(texts.len());
     budget.charge(text.len() as u64, 0)?;

@@ -21,6 +21,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::guide::{self, Mark, Reading};
+use super::lines::{AllocatedAt, Lines};
 use super::past::{GONE, Past, event, past};
 use super::source::Budget;
 use super::value::{Event, Pickle, Stack, Value};
@@ -61,6 +62,10 @@ struct Builder<'a> {
     expected: Vec<u64>,
     ids: HashMap<i64, u32>,
     next: u32,
+    /// Of each id, where lines are wanted.
+    lines: Option<AllocatedAt>,
+    /// The line of the present event.
+    line: Option<u32>,
     segments: BTreeMap<i64, Segment>,
     /// How many of `segments` have no live block.
     idle: usize,
@@ -96,6 +101,8 @@ pub(super) fn build(
         expected: Vec::new(),
         ids,
         next: 0,
+        lines: pickle.lines.as_ref().map(Lines::texts),
+        line: None,
         segments: BTreeMap::new(),
         idle: 0,
         reserved: past.reserved,
@@ -161,6 +168,7 @@ pub(super) fn build(
         capacity: past.capacity.and_then(|c| u64::try_from(c).ok()).map(Bytes),
         settings,
         notes,
+        lines: builder.lines.unwrap_or_default(),
     })
 }
 
@@ -193,6 +201,7 @@ impl Builder<'_> {
         let mut marks = reading.marks.iter().peekable();
         for at in 0..events.len() {
             let Some(e) = event(pickle, events, at)? else { continue };
+            self.line = pickle.lines.as_ref().and_then(|lines| lines.of(events[at]));
             if at >= reading.until {
                 self.apply(at, &e, failed)?;
                 continue;
@@ -298,6 +307,9 @@ impl Builder<'_> {
 
     fn id(&mut self) -> Result<u32, Problem> {
         let id = self.next;
+        if let Some(lines) = &mut self.lines {
+            lines.push(self.line, self.budget)?;
+        }
         if id == GONE {
             return Err(Problem::Contradiction(
                 "the trace has more than 2^32 allocations; record fewer".to_owned(),

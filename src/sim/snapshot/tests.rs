@@ -12,9 +12,12 @@ fn fixture(name: &str) -> PathBuf {
 
 fn within(bytes: &[u8], device: Option<u32>, limit: u64) -> Result<Snapshot, Problem> {
     let mut budget = Budget::new(Bytes(limit));
-    let pickle =
-        Pickle::read(Source::new(Box::new(std::io::Cursor::new(bytes.to_vec()))), &mut budget)?;
+    let pickle = Pickle::read(source(bytes), &mut budget, false)?;
     snapshot(&pickle, device, &mut budget)
+}
+
+fn source(bytes: &[u8]) -> Source {
+    Source::new(Box::new(std::io::Cursor::new(bytes.to_vec())))
 }
 
 fn parse(bytes: &[u8]) -> Result<Snapshot, Problem> {
@@ -97,6 +100,50 @@ fn recorded(
         .text("")
         .op(b"su.")
         .0
+}
+
+#[test]
+fn the_innermost_line_outside_pytorch_is_kept() {
+    let frame = |pen: Pen, file: &str, name: &str, line: i64| {
+        let pen = pen.op(b"}(").text("name").text(name).text("filename").text(file);
+        pen.text("line").int(line).op(b"u")
+    };
+    let mut pen = Pen::default().op(&[0x80, 4]).op(b"}(").text("device_traces").op(b"](](");
+    let stacks: [&[(&str, &str, i64)]; 4] = [
+        &[
+            ("??", "malloc", 0),
+            ("/lib/torch/nn/linear.py", "forward", 5),
+            ("/home/me/nets/<b>.py", "forward", 12),
+            ("/home/me/train.py", "main", 40),
+        ],
+        &[("/lib/torch/nn/linear.py", "forward", 5)],
+        &[("Allocator.cpp", "alloc", 9)],
+        // As the frame of `torch.cuda.empty_cache`, of which the words are known.
+        &[("/lib/torch/cuda/memory.py", "empty_cache", 3), ("train.py", "", 7)],
+    ];
+    for (index, stack) in stacks.iter().enumerate() {
+        pen = pen.event("alloc", 4096 * index as i64, 512);
+        pen.0.pop();
+        pen = pen.text("frames").op(b"](");
+        pen = stack.iter().fold(pen, |pen, (file, name, line)| frame(pen, file, name, *line));
+        pen = pen.op(b"eu");
+    }
+    let bytes = pen.op(b"ee").text("segments").op(b"]u.").0;
+    let mut budget = Budget::new(Bytes(1 << 20));
+    let pickle = Pickle::read(source(&bytes), &mut budget, true).unwrap();
+    let found = snapshot(&pickle, None, &mut budget).unwrap();
+    let lines: Vec<_> = (0..5).map(|id| found.lines.line(id)).collect();
+    let wanted = [
+        Some("nets/<b>.py:12 (forward)"),
+        Some("nn/linear.py:5 (forward)"),
+        None,
+        Some("train.py:7"),
+        None,
+    ];
+    assert_eq!(lines, wanted);
+    // Without them the requests are the same.
+    let plain = parse(&bytes).unwrap();
+    assert_eq!((plain.requests, plain.lines.line(0)), (found.requests, None));
 }
 
 fn spell(requests: &[Request]) -> String {
@@ -363,11 +410,7 @@ fn addresses_of_64_bits_are_read() {
 fn numbers_of_every_spelling() {
     let value = |code: &[u8]| {
         let bytes = [code, b"."].concat();
-        Pickle::read(
-            Source::new(Box::new(std::io::Cursor::new(bytes))),
-            &mut Budget::new(Bytes(10_000)),
-        )
-        .map(|p| p.root)
+        Pickle::read(source(&bytes), &mut Budget::new(Bytes(10_000)), false).map(|p| p.root)
     };
     for (code, is) in [
         (&b"I01\n"[..], Value::Bool(true)),

@@ -1,5 +1,6 @@
 //! The values of a pickle, and how they are looked up.
 
+use super::lines::Lines;
 use super::words::Word;
 
 /// A value. Collections and texts are references into [`Pickle`].
@@ -110,6 +111,8 @@ pub(super) struct Pickle {
     pub(super) texts: Vec<Box<[u8]>>,
     /// Whether bytes follow the pickle's end.
     pub(super) more: bool,
+    /// The lines of its stacks, where they were wanted.
+    pub(super) lines: Option<Lines>,
 }
 
 impl Pickle {

@@ -38,9 +38,10 @@ pub(super) enum Word {
     ActiveAllocated,
     ActivePendingFree,
     Inactive,
-    // Parts of the stack frame of `torch.cuda.empty_cache`.
+    // Parts of a stack frame, and of that of `torch.cuda.empty_cache`.
     Name,
     Filename,
+    Line,
     EmptyCache,
     MemoryPy,
     // Keys of the settings. Python keeps one empty string, so an empty configuration is often a
@@ -87,6 +88,7 @@ impl Word {
             b"inactive" => Self::Inactive,
             b"name" => Self::Name,
             b"filename" => Self::Filename,
+            b"line" => Self::Line,
             b"empty_cache" => Self::EmptyCache,
             b"" => Self::Empty,
             b"PYTORCH_CUDA_ALLOC_CONF" | b"PYTORCH_ALLOC_CONF" => Self::Conf,

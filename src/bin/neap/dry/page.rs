@@ -76,12 +76,16 @@ impl Shown<'_> {
         chart.limits = vec![self.limit.clone()];
         chart.marks = marks(process);
         let tables = largest(process);
+        let about = if self.events.is_empty() {
+            "PyTorch kept no history of its allocator, so there is nothing to draw."
+        } else {
+            "What PyTorch's allocator gave out, by what it holds, and what it reserved; of several \
+             devices on that which reserved most."
+        };
         View {
             name: "memory over time".to_owned(),
-            about: "What PyTorch's allocator gave out, by what it holds, and what it reserved of \
-                    the device."
-                .to_owned(),
-            charts: vec![chart],
+            about: about.to_owned(),
+            charts: if self.events.is_empty() { Vec::new() } else { vec![chart] },
             tables,
         }
     }

@@ -215,7 +215,8 @@ fn recorded(flags: &Flags) -> anyhow::Result<Option<Snapshot>> {
     // An empty file may be either: the reader of snapshots says what is wrong with it.
     let is_snapshot =
         file.fill_buf().is_ok_and(|first| first.is_empty() || snapshot::looks_like_pickle(first));
-    Ok(if is_snapshot { Some(snapshot::read(&flags.events, flags.gpu)?) } else { None })
+    let read = if flags.html.is_some() { snapshot::read_with_lines } else { snapshot::read };
+    Ok(if is_snapshot { Some(read(&flags.events, flags.gpu)?) } else { None })
 }
 
 /// The first row whose answer differs.
@@ -315,6 +316,7 @@ fn one(
     limited: bool,
     as_json: bool,
 ) -> anyhow::Result<Answer> {
+    let lines = input.recorded.as_ref().map(|s| s.lines.clone()).unwrap_or_default();
     let mut reader = input.reader()?;
     if flags.check && !reader.answered() {
         bail!(
@@ -324,7 +326,7 @@ fn one(
     }
     let mut replay = Replay::new(config, target.capacity, share);
     let mut points = Points::new(flags.plot.is_some());
-    let mut seen = flags.html.is_some().then(Seen::new);
+    let mut seen = flags.html.is_some().then(|| Seen::new(lines));
     let mut difference = None;
     let mut run = |curve: Option<&mut dyn std::io::Write>| -> anyhow::Result<()> {
         let mut curve = curve;

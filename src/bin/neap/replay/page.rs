@@ -1,10 +1,11 @@
-//! A replay as a page: every block, by size.
+//! A replay as a page: every block, by size, with the line that a snapshot has of it.
 
 use std::path::Path;
 
 use neap::report::page::{Across, Label, Limit, Memory, Page, View};
 use neap::sim::allocator::replay::Replay;
 use neap::sim::requests::Request;
+use neap::sim::snapshot::AllocatedAt;
 use serde_json::Value;
 
 use super::Target;
@@ -23,18 +24,24 @@ const LAYERS: [(&str, u64); 5] = [
 pub struct Seen {
     memory: Memory,
     count: u64,
+    lines: AllocatedAt,
 }
 
 impl Seen {
-    pub fn new() -> Self {
-        Self { memory: Memory::new(&LAYERS.map(|l| l.0)), count: 0 }
+    /// `lines` are those that a snapshot has.
+    pub fn new(lines: AllocatedAt) -> Self {
+        Self { memory: Memory::new(&LAYERS.map(|l| l.0)), count: 0, lines }
     }
 
     /// Follows one request that was answered.
     pub fn follow(&mut self, request: Request, replay: &Replay) {
         self.memory.follow(self.count, request, replay, |bytes| {
             let layer = LAYERS.iter().position(|l| bytes.0 >= l.1).unwrap_or_default();
-            (layer, Label::default())
+            let line = match request {
+                Request::Allocate { id, .. } => self.lines.line(id).unwrap_or_default().to_owned(),
+                _ => String::new(),
+            };
+            (layer, Label { line, ..Label::default() })
         });
         self.count += 1;
     }
