@@ -161,7 +161,10 @@ fn damaged_snapshots_are_answered() {
         std::fs::write(&path, random.damage(&sources[source])).unwrap();
         let device = [None, Some(0), Some(1)][random.below(3)];
         let (memory, start) = (Since::now(), Instant::now());
-        let result = std::panic::catch_unwind(|| read_within(&path, device, Bytes(LIMIT as u64)));
+        let lines = random.below(2) == 0;
+        let limit = Bytes(LIMIT as u64);
+        let read_it = || read_within(&path, device, limit, lines);
+        let result = std::panic::catch_unwind(read_it);
         let (took, most) = (start.elapsed(), memory.peak());
         let Ok(result) = result else { panic!("seed {seed}: it panics") };
         assert!(most <= LIMIT + BUFFERS, "seed {seed}: {most} bytes");

@@ -9,8 +9,8 @@ use super::value::Value;
 use super::words::Word;
 use crate::units::id32;
 
-/// Bytes counted for an entry of a hash table, its slack included.
-const ENTRY: u64 = 32;
+/// Bytes counted for an entry of a hash table: its slack, and the smaller table that it moved from.
+const ENTRY: u64 = 64;
 
 /// No line is known.
 const NONE: u32 = u32::MAX;
@@ -86,7 +86,8 @@ impl Lines {
             Some(known) => *known,
             None => {
                 let new = id32(self.texts.len());
-                budget.charge(2 * line.len() as u64 + 2 * ENTRY, 0)?;
+                // It is kept here, as a key, and in what comes of it.
+                budget.charge(3 * line.len() as u64 + 2 * ENTRY, 0)?;
                 self.texts.push(line.clone());
                 self.known.insert(line, new);
                 new

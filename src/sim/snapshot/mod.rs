@@ -218,30 +218,14 @@ pub fn looks_like_pickle(first_bytes: &[u8]) -> bool {
 /// When the file can't be read, isn't a pickle of plain data in the form of a snapshot, takes more
 /// than [`MEMORY_LIMIT`], or has no events of the device.
 pub fn read(path: &Path, device: Option<u32>) -> Result<Snapshot, SnapshotError> {
-    read_within(path, device, MEMORY_LIMIT)
+    read_within(path, device, MEMORY_LIMIT, false)
 }
 
-/// As [`read`], with the lines that allocated.
-///
-/// # Errors
-/// As [`read`].
-pub fn read_with_lines(path: &Path, device: Option<u32>) -> Result<Snapshot, SnapshotError> {
-    read_as(path, device, MEMORY_LIMIT, true)
-}
-
-/// As [`read`], within `limit` bytes of memory.
+/// As [`read`], within `limit` bytes of memory, and with the lines that allocated if `lines`.
 ///
 /// # Errors
 /// As [`read`].
 pub fn read_within(
-    path: &Path,
-    device: Option<u32>,
-    limit: Bytes,
-) -> Result<Snapshot, SnapshotError> {
-    read_as(path, device, limit, false)
-}
-
-fn read_as(
     path: &Path,
     device: Option<u32>,
     limit: Bytes,

@@ -215,8 +215,11 @@ fn recorded(flags: &Flags) -> anyhow::Result<Option<Snapshot>> {
     // An empty file may be either: the reader of snapshots says what is wrong with it.
     let is_snapshot =
         file.fill_buf().is_ok_and(|first| first.is_empty() || snapshot::looks_like_pickle(first));
-    let read = if flags.html.is_some() { snapshot::read_with_lines } else { snapshot::read };
-    Ok(if is_snapshot { Some(read(&flags.events, flags.gpu)?) } else { None })
+    if !is_snapshot {
+        return Ok(None);
+    }
+    let (file, lines) = (&flags.events, flags.html.is_some());
+    Ok(Some(snapshot::read_within(file, flags.gpu, snapshot::MEMORY_LIMIT, lines)?))
 }
 
 /// The first row whose answer differs.
