@@ -161,7 +161,10 @@ function tabled(form) {
 
 /** The figures of the report that are numbers or words by themselves. */
 function figures(report) {
-  const words = (key) => key.replace(/_(bytes|ns|s)$/, "").replaceAll("_", " ");
+  const words = (key) => {
+    const plain = key.replace(/_(bytes|ns|s)$/, "");
+    return (plain in report && plain !== key ? key : plain).replaceAll("_", " ");
+  };
   const plain = ([, value]) => value !== null && typeof value !== "object";
   const rows = Object.entries(report).filter(plain);
   return make("table", { className: "figures" }, make("tbody", {}, ...rows.map(([key, value]) => {
@@ -176,8 +179,8 @@ function figures(report) {
 
 function build() {
   document.querySelector("h1").textContent = page.title;
-  const about = make("details", { open: page.views.every((view) => !view.charts.length) },
-    make("summary", {}, "figures"), figures(page.report));
+  const about = make("details", { open: !page.views.length }, make("summary", {}, "figures"),
+    figures(page.report));
   main.append(about, ...page.notes.map((note) => make("p", { className: "faint" }, note)));
   const tabs = make("div", {});
   tabs.setAttribute("role", "tablist");
