@@ -15,7 +15,7 @@ use neap::sim::share::latency::{Latency, latencies};
 use neap::sim::share::mechanism::{self, Mechanism, Settings};
 use neap::sim::share::memory;
 use neap::sim::share::policy::{self, Policy};
-use neap::sim::share::result::{Figures, JobResult, Moment, Outcome, Verdict};
+use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
 use neap::units::{Bytes, Nanos, saturated};
 use serde_json::{Value, json};
 
