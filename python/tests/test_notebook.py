@@ -7,8 +7,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import neap.torch
 import pytest
 from neap.torch import Report
+from neap.torch._tally import Kind
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -51,3 +53,20 @@ def test_without_the_executable_it_is_text(
 ) -> None:
     monkeypatch.setattr("neap.torch._planning.executable", lambda: str(tmp_path / "none"))
     assert report._repr_html_() == f"<pre>{html.escape(str(report))}</pre>"
+
+
+def test_a_report_is_read_from_its_file(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "reports.json"
+    report.kinds = [Kind(3, iterations=5, by_plan=5)]
+    path.write_text(json.dumps([asdict(Report()), {**asdict(report), "of a later neap": 1}]))
+    assert neap.torch.report(path, 1) == report
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("", "not the output"), ("{}", "no list"), ("[]", "holds 0 reports")]
+)
+def test_what_is_no_report_is_refused(text: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "reports.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"reports.json: .*{why}"):
+        neap.torch.report(path)

@@ -7,7 +7,7 @@ from neap.torch import callbacks
 from neap.torch._begin import apply, fit
 from neap.torch._fit import Fit
 from neap.torch._record import record
-from neap.torch._report import Report
+from neap.torch._report import Report, report
 from neap.torch._schedule import Schedule
 
-__all__ = ["Fit", "Report", "Schedule", "apply", "callbacks", "fit", "record"]
+__all__ = ["Fit", "Report", "Schedule", "apply", "callbacks", "fit", "record", "report"]

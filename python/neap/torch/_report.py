@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from neap.torch._schedule import Schedule
 from neap.torch._tally import Kind
@@ -286,6 +287,32 @@ class Report:
             )
         lines += [f"  planned anew: {why}" for why in self.replans]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def report(path: str | os.PathLike[str], number: int = 0) -> Report:
+    """The report in a file that ``neap torch --json`` wrote; a notebook shows it as a page.
+
+    Args:
+        path: the file.
+        number: which of its reports; a script that trains in several processes has one for each.
+
+    Raises:
+        OSError: if the file can't be read.
+        ValueError: if it holds no such report.
+    """
+    with open(path, encoding="utf-8") as file:
+        try:
+            found = json.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path}: not the output of `neap torch --json`: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"{path}: not the output of `neap torch --json`: no list of reports")
+    if not 0 <= number < len(found):
+        raise ValueError(f"{path}: it holds {some(len(found), 'report')}, counted from 0")
+    known = {one.name for one in fields(Report)}
+    form = {name: value for name, value in found[number].items() if name in known}
+    kinds = [Kind(**kind) for kind in form.pop("kinds", [])]
+    return Report(**form, kinds=kinds)
 
 
 def _kind_line(kind: Kind) -> str:
