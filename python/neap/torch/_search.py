@@ -26,6 +26,8 @@ _LONGEST = 8
 """How many iterations of a plan are looked at while memory lies otherwise after each."""
 _AGAIN = 8
 """How often, at most, plans that kept to the budget are looked at again."""
+_EXACT = 50
+"""A plan gives out no more than this part beyond its predicted peak."""
 _ROUNDS = 16
 """How often, at most, a plan gets more points at which the allocator gives memory back."""
 
@@ -171,7 +173,8 @@ class Search:
         """At the first saved tensor of an iteration: the same for what ran since the last one, such
         as an evaluation without gradients.
         """
-        if self._enforcement.grew(schedule.peak_bytes):
+        known = schedule.peak_bytes
+        if self._enforcement.grew(known + known // _EXACT):
             self._beyond(schedule)
 
     def _beyond(self, schedule: Schedule) -> None:
