@@ -204,7 +204,7 @@ class Search:
         """Puts into the report what is known where no plan has followed on the last one yet."""
         former, now = self._former or (0, 0), self._enforcement.peaks()
         self._report.peak_allocated_bytes = max(former[0], now[0])
-        self._report.peak_reserved_bytes = max(former[1], now[1])
+        self._report.peak_reserved_bytes = max(former[1], now[1], self._strayed)
         self._report.say_what_is_known_without_plan(self._strayed)
 
     def report(self, schedule: Schedule) -> None:
@@ -230,6 +230,7 @@ class Search:
                 max(self._strayed, self._enforcement.strayed_reserved),
                 self._before,
             )
+            report.peak_reserved_bytes = max(reserved, self._strayed)
         elif report.kept_bytes:  # Nothing was measured, and more stands with each iteration.
             report.met = False
 
