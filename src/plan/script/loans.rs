@@ -24,13 +24,17 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// One more that leaves together with these.
+    /// One more that leaves together with these. Its uses are not in order yet.
     fn add(&mut self, member: usize, bytes: u64, uses: Vec<usize>) {
         self.members.push(member);
         self.bytes = Bytes(self.bytes).in_blocks().0 + Bytes(bytes).in_blocks().0;
         self.uses.extend(uses);
+    }
+
+    fn in_order(mut self) -> Self {
         self.uses.sort_unstable();
         self.uses.dedup();
+        self
     }
 }
 
@@ -111,7 +115,7 @@ pub fn loans(world: &World<'_>) -> Vec<Loan> {
             }
         }
     }
-    found.extend(small.into_values().flatten());
+    found.extend(small.into_values().flatten().map(Loan::in_order));
     found
 }
 
