@@ -58,7 +58,9 @@ def test_without_the_executable_it_is_text(
 def test_a_report_is_read_from_its_file(report: Report, tmp_path: Path) -> None:
     path = tmp_path / "reports.json"
     report.kinds = [Kind(3, iterations=5, by_plan=5)]
-    path.write_text(json.dumps([asdict(Report()), {**asdict(report), "of a later neap": 1}]))
+    form = {**asdict(report), "of a later neap": 1}
+    form["kinds"][0]["of a later neap"] = 2
+    path.write_text(json.dumps([asdict(Report()), form]))
     assert neap.torch.report(path, 1) == report
 
 

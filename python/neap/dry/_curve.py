@@ -210,8 +210,9 @@ class Curve:
         return result
 
     def write_allocations(self, path: Path) -> None:
-        """Writes category and place of each allocation, in order, and the names that some have, as
-        JSON."""
+        """Writes as JSON the category and place of each allocation, in order, and the names that
+        some have.
+        """
         digits = {category: str(place) for place, category in enumerate(CATEGORIES)}
         numbers = range(self._numbers)
         known: dict[tuple[int, int], int] = {}

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from neap.torch._schedule import Schedule
 from neap.torch._tally import Kind
@@ -309,10 +310,15 @@ def report(path: str | os.PathLike[str], number: int = 0) -> Report:
         raise ValueError(f"{path}: not the output of `neap torch --json`: no list of reports")
     if not 0 <= number < len(found):
         raise ValueError(f"{path}: it holds {some(len(found), 'report')}, counted from 0")
-    known = {one.name for one in fields(Report)}
-    form = {name: value for name, value in found[number].items() if name in known}
-    kinds = [Kind(**kind) for kind in form.pop("kinds", [])]
+    form = _known(Report, found[number])
+    kinds = [Kind(**_known(Kind, kind)) for kind in form.pop("kinds", [])]
     return Report(**form, kinds=kinds)
+
+
+def _known(kind: type[Report | Kind], form: dict[str, Any]) -> dict[str, Any]:
+    """The part of an object that this version knows: a later one may have written it."""
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in form.items() if name in names}
 
 
 def _kind_line(kind: Kind) -> str:

@@ -195,7 +195,9 @@ class Search:
         return self._plan_anew(why)
 
     def dropped(self) -> None:
-        """The plan acts no more: the script is watched anew."""
+        """The plan acts no more: another follows, or the script is watched anew. What it and others
+        took is kept for the report.
+        """
         if self._tried:
             self._former = self._enforcement.peaks()
         self._strayed = max(self._strayed, self._enforcement.strayed_reserved)
@@ -210,15 +212,13 @@ class Search:
     def report(self, schedule: Schedule) -> None:
         """Puts into the report what is known of the plan that acts."""
         self.begins(schedule)  # What ran since the last iteration counts too.
-        allocated, reserved = self._enforcement.peaks()
-        fits = self._over(schedule) <= 0
-        report = self._report
-        unseen = not self._tried and not self.settled
-        measured = reserved > 0
-        if unseen:  # What lies on the device between iterations says nothing of the plan.
-            allocated, reserved = self._former or (0, 0)
-            fits = reserved <= schedule.budget_bytes
-        report.peak_allocated_bytes, report.peak_reserved_bytes = allocated, reserved
+        peaks, fits, report = self._enforcement.peaks(), self._over(schedule) <= 0, self._report
+        measured = peaks[1] > 0
+        if not self._tried and not self.settled:
+            # What lies on the device between iterations says nothing of the plan.
+            peaks = self._former or (0, 0)
+            fits = peaks[1] <= schedule.budget_bytes
+        report.peak_allocated_bytes, report.peak_reserved_bytes = peaks
         report.predicted_iteration_ns = schedule.time_ns
         if measured:
             report.beyond = self._enforcement.beyond
@@ -230,7 +230,7 @@ class Search:
                 max(self._strayed, self._enforcement.strayed_reserved),
                 self._before,
             )
-            report.peak_reserved_bytes = max(reserved, self._strayed)
+            report.peak_reserved_bytes = max(peaks[1], self._strayed)
         elif report.kept_bytes:  # Nothing was measured, and more stands with each iteration.
             report.met = False
 
