@@ -1,5 +1,6 @@
 """What bench/paper/run makes, as tables beside what the papers print."""
 import statistics
+import sys
 
 import crowd
 import salus
@@ -262,35 +263,40 @@ def several(rows, real):
     yield f"![EOR by copies, at budgets of {' and '.join(SEVERAL)}](several.svg)"
 
 
-def drawing(rows):
-    """EOR by copies for each net and budget, as a small SVG of fixed layout."""
+def drawing(rows, path):
+    """EOR by copies for each net and budget, as an SVG that matplotlib draws; without it the file stays as it is."""
+    try:
+        import matplotlib
+        from matplotlib import pyplot
+    except ImportError:
+        print(f"{path.name} stays as it is: it is drawn with matplotlib (pip install matplotlib)", file=sys.stderr)
+        return
+    matplotlib.use("svg")
     labels = list(dict.fromkeys(row["jobs"] for row in rows if not row["jobs"].startswith(MIXED)))
-    colours = dict(zip(PLANNERS, ["#999999", "#bbbbbb", "#2ca02c", "#9467bd", "#ff7f0e", "#1f77b4"]))
-    top, wide, high, left, head = 2.5, 150, 110, 60, 40
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide * len(labels) + 20}" height="{head + (high + 40) * len(SEVERAL) + 10}" font-family="sans-serif" font-size="11">',
-           '<rect width="100%" height="100%" fill="white"/>']
-    for index, planner in enumerate(PLANNERS):
-        out.append(f'<text x="{left + index * 90}" y="16" fill="{colours[planner]}" font-weight="bold">{planner}</text>')
-    for line, budget in enumerate(SEVERAL):
-        base = head + (high + 40) * line + high
-        y = lambda eor: base - (min(eor, top) - 1) / (top - 1) * (high - 10)
-        out.append(f'<text x="6" y="{base - high // 2}">{budget}</text>')
-        for column, label in enumerate(labels):
-            x = lambda copies: left + wide * column + (copies - 1) * (wide - 40) / (COPIES - 1)
-            out.append(f'<text x="{left + wide * column}" y="{base - high + 2}">{label}</text>')
-            for eor in [1, 1.5, 2, 2.5]:
-                out.append(f'<path d="M{x(1):.0f} {y(eor):.1f}H{x(COPIES):.0f}" stroke="#dddddd"/><text x="{x(1) - 24:.0f}" y="{y(eor) + 4:.1f}" fill="#777777">{eor}</text>')
-            for copies in range(1, COPIES + 1):
-                out.append(f'<text x="{x(copies) - 3:.0f}" y="{base + 16}" fill="#777777">{copies}</text>')
-            for planner in PLANNERS:
-                points = [(r["copies"], r["eor"]) for r in rows if r["jobs"] == label and r["planner"] == planner and r["budget"] == budget and r["fits"] and r["rule"] == "budget"]
-                # What is off the scale is left out.
-                points = [(x(copies), y(eor)) for copies, eor in sorted(points) if eor <= top]
-                if points:
-                    out.append(f'<polyline points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}" fill="none" stroke="{colours[planner]}" stroke-width="2"/>')
-                    out += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colours[planner]}"/>' for a, b in points]
-    out.append(f'<text x="{left}" y="{head + (high + 40) * len(SEVERAL) + 4}" fill="#777777">EOR by number of copies; above {top} not drawn</text></svg>')
-    return "\n".join(out) + "\n"
+    colours = dict(zip(PLANNERS, ["#999999", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#d55e00"]))
+    top = 2.5
+    # Text stays text, and the same rows give the same file.
+    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "neap", "font.size": 8}):
+        figure, places = pyplot.subplots(len(SEVERAL), len(labels), figsize=(2 * len(labels), 1.6 * len(SEVERAL) + 0.6), sharex=True, sharey=True, squeeze=False,
+                                         layout="constrained")
+        for budget, line in zip(SEVERAL, places):
+            for label, axes in zip(labels, line):
+                for planner in PLANNERS:
+                    points = [(r["copies"], r["eor"]) for r in rows
+                              if r["jobs"] == label and r["planner"] == planner and r["budget"] == budget and r["fits"] and r["rule"] == "budget"]
+                    # What is off the scale is left out.
+                    points = sorted(point for point in points if point[1] <= top)
+                    axes.plot([copies for copies, _ in points], [eor for _, eor in points], marker="o", markersize=3, color=colours[planner], label=planner)
+                axes.set_title(label, fontsize=8)
+                axes.set_xticks(range(1, COPIES + 1))
+                axes.set_ylim(1, top)
+                axes.grid(axis="y", color="#dddddd")
+                axes.spines[["top", "right"]].set_visible(False)
+            line[0].set_ylabel(f"EOR at {budget}")
+        figure.supxlabel(f"copies; an EOR above {top} is not drawn", fontsize=8)
+        figure.legend(*places[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(PLANNERS), frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
 
 
 def older(rows, crowded, known, real):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from typing import Any
 
-LEFT, WIDTH, GAP, LINE = 270, 250, 40, 20
-MEMORY, TIME = "#4878a8", "#d08a40"
+MEMORY, TIME = "#0072b2", "#e69f00"
+LINE = 0.24
+"""Inches of a row."""
 
 
 @dataclass
@@ -20,41 +21,64 @@ class Bar:
     ms: float | None
 
 
-def drawn(bars: Sequence[Bar], kind: str) -> str:
-    """An SVG of two columns of bars, each scaled to the model's largest."""
-    parts: list[str] = []
-    y = 30
+def library() -> Any:
+    """What draws.
 
-    def text(x: float, y: float, words: str, more: str = "") -> None:
-        parts.append(f'<text x="{x:.0f}" y="{y:.0f}"{more}>{escape(words)}</text>')
+    Raises:
+        SystemExit: if matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib import pyplot
+    except ImportError:
+        raise SystemExit("--plot draws with matplotlib: pip install matplotlib") from None
+    matplotlib.use("svg")
+    return pyplot
 
-    def bar(x: float, share: float, color: str, words: str) -> None:
-        width = share * (WIDTH - 70)
-        parts.append(
-            f'<rect x="{x:.0f}" y="{y - 11}" width="{width:.1f}" height="13" fill="{color}"/>'
+
+def drawn(bars: Sequence[Bar], kind: str, path: str) -> None:
+    """Draws two columns of bars, each scaled to the model's largest, as an SVG.
+
+    Raises:
+        SystemExit: if matplotlib is not installed.
+    """
+    pyplot = library()
+    models = list(dict.fromkeys(bar.model for bar in bars))
+    rows = {model: [bar for bar in bars if bar.model == model] for model in models}
+    heights = [len(rows[model]) + 1 for model in models]
+    # Text stays text, and the same table gives the same file.
+    style = {"svg.fonttype": "none", "svg.hashsalt": "neap", "font.size": 9}
+    with pyplot.rc_context(style):
+        figure, places = pyplot.subplots(
+            len(models),
+            2,
+            figsize=(9, sum(heights) * LINE + 0.4),
+            squeeze=False,
+            height_ratios=heights,
+            layout="constrained",
         )
-        text(x + width + 5, y, words)
+        for model, (left, right) in zip(models, places):
+            ways = [bar.way for bar in rows[model]]
+            _column(left, ways, [bar.reserved / 2**20 for bar in rows[model]], MEMORY, "{:,.0f}")
+            _column(right, ways, [bar.ms for bar in rows[model]], TIME, "{:,.1f}")
+            left.set_yticks(range(len(ways)), ways)
+            left.set_title(model, loc="left", x=-0.9, fontweight="bold", fontsize=9)
+            right.set_yticks([])
+        places[0][0].set_title("peak reserved, MiB", fontsize=9)
+        places[0][1].set_title(f"{kind} ms an iteration", fontsize=9)
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
 
-    text(LEFT, 18, "peak reserved, MiB", ' font-weight="bold"')
-    text(LEFT + WIDTH + GAP, 18, f"{kind} ms an iteration", ' font-weight="bold"')
-    for model in dict.fromkeys(bar.model for bar in bars):
-        mine = [bar for bar in bars if bar.model == model]
-        most = max(bar.reserved for bar in mine)
-        slowest = max((bar.ms or 0.0 for bar in mine), default=0.0) or 1.0
-        y += LINE
-        text(10, y, model, ' font-weight="bold"')
-        for one in mine:
-            y += LINE
-            text(20, y, one.way)
-            bar(LEFT, one.reserved / most, MEMORY, f"{one.reserved / 2**20:,.0f}")
-            if one.ms is None:
-                text(LEFT + WIDTH + GAP, y, "not known")
-            else:
-                bar(LEFT + WIDTH + GAP, one.ms / slowest, TIME, f"{one.ms:,.1f}")
-    width, height = LEFT + 2 * WIDTH + GAP + 10, y + LINE
-    inside = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{width}" height="{height}" fill="white"/>\n{inside}\n</svg>\n'
-    )
+
+def _column(axes: Any, ways: list[str], values: list[float | None], color: str, form: str) -> None:
+    """Bars from top to bottom, each with its number."""
+    known = [value or 0.0 for value in values]
+    bars = axes.barh(range(len(ways)), known, color=color, height=0.7)
+    words = ["not known" if value is None else form.format(value) for value in values]
+    axes.bar_label(bars, words, padding=3)
+    # Room for the numbers.
+    axes.set_xlim(0, (max(known, default=0.0) or 1.0) * 1.25)
+    axes.set_ylim(len(ways) - 0.4, -0.6)
+    axes.set_xticks([])
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)

@@ -27,7 +27,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import neap.torch
 import torch
-from drawing import Bar, drawn
+from drawing import Bar, drawn, library
 from neap.torch._planning import executable
 from settle import settle
 from table import Table, mib
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--compiled", help="shares for activation_memory_budget, such as 0.5,0.2")
     parser.add_argument("--early", action="store_true", help="neap with early updates besides")
     parser.add_argument("--arena", action="store_true", help="compare with plans for an arena")
-    parser.add_argument("--plot", help="draw the table here, as SVG")
+    parser.add_argument("--plot", help="draw the table here, as SVG, with matplotlib")
     parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.row:
@@ -313,6 +313,8 @@ def main() -> None:
         else:
             print(json.dumps(measured(make, way, int(budget), asked.device)))
         return
+    if asked.plot:
+        library()  # If it is absent, that is said before anything is measured.
     dry = float(torch.ones(3, device="cuda").sum().item()) != 3.0
     out, back = link(asked.device)
     kind = "predicted" if dry else "measured"
@@ -360,7 +362,7 @@ def main() -> None:
     if arenas:
         beside_arena(arenas)
     if asked.plot:
-        Path(asked.plot).write_text(drawn(bars, kind), "utf-8")
+        drawn(bars, kind, asked.plot)
 
 
 if __name__ == "__main__":
