@@ -8,8 +8,9 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ except ImportError:
     ]
 
 ROOT = Path(__file__).parents[2]
+BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chrome")
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +36,33 @@ def neap() -> str:
         if found and os.access(found, os.X_OK):
             return str(found)
     pytest.skip("there is no neap executable; build it, or set NEAP")
+
+
+def missing(why: str) -> None:
+    """Skips a test, or fails where a browser is required."""
+    if os.environ.get("NEAP_REQUIRE_BROWSER"):
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A Chromium without a window."""
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        missing("Playwright is not installed (pip install playwright)")
+    found = [os.environ.get("NEAP_CHROMIUM"), *map(shutil.which, BROWSERS)]
+    with sync_playwright() as playwright:
+        try:
+            started = playwright.chromium.launch(
+                executable_path=next((path for path in found if path), None),
+                args=["--no-sandbox"],
+            )
+        except Error as error:
+            missing(f"no Chromium starts: {error.message.splitlines()[0]}")
+        yield started
+        started.close()
 
 
 @pytest.fixture

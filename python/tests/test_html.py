@@ -8,26 +8,21 @@ $NEAP_SCREENSHOTS, if that names a folder.
 from __future__ import annotations
 
 import gzip
+import heapq
 import json
 import math
 import os
+import pickle
 import random
-import re
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opened import HOSTILE, Opened, exact, run
 
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chrome")
-REQUIRED = bool(os.environ.get("NEAP_REQUIRE_BROWSER"))
-HOSTILE = "</script><script>document.title='hurt'</script><img src=x onerror=document.title='hurt'>"
-
 
 ZOOM = """async () => {
     const began = performance.now();
@@ -39,129 +34,92 @@ ZOOM = """async () => {
 """Milliseconds until a chart shows half of what it showed."""
 
 
-def missing(why: str) -> None:
-    """Skips a test, or fails where a browser is required."""
-    if REQUIRED:
-        pytest.fail(why)
-    pytest.skip(why)
+SIZES = [mib << 20 for mib in (12, 16, 20, 40)]
+"""Bytes of the blocks on each stream. The allocator has a pool for each, and takes for each such
+block that no free one serves a segment of its size: which addresses it gives out is plain.
+"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A Chromium without a window."""
-    try:
-        from playwright.sync_api import Error, sync_playwright
-    except ImportError:
-        missing("Playwright is not installed (pip install playwright)")
-    found = [os.environ.get("NEAP_CHROMIUM"), *map(shutil.which, BROWSERS)]
-    with sync_playwright() as playwright:
-        try:
-            started = playwright.chromium.launch(
-                executable_path=next((path for path in found if path), None),
-                args=["--no-sandbox"],
-            )
-        except Error as error:
-            missing(f"no Chromium starts: {error.message.splitlines()[0]}")
-        yield started
-        started.close()
+def snapshot(path: Path, events: int) -> None:
+    """Writes a memory snapshot as PyTorch pickles it, of a script that keeps about 4,000 blocks."""
+    draw = random.Random(1)
+    stacks = [
+        [
+            {"name": "forward", "filename": "/lib/torch/nn/modules/linear.py", "line": 1},
+            {"name": f"step_{line}", "filename": "/home/me/train.py", "line": line},
+        ]
+        for line in range(50)
+    ]
+    free: list[list[int]] = [[] for _ in SIZES]
+    trace: list[dict[str, Any]] = []
+    living: list[tuple[int, int, list[dict[str, Any]]]] = []
+    segments: dict[int, int] = {}
+
+    def event(action: str, addr: int, stream: int, frames: list[dict[str, Any]]) -> None:
+        about = {"addr": addr, "size": SIZES[stream], "stream": stream}
+        trace.append({"action": action, **about, "time_us": len(trace), "frames": frames})
+
+    while len(trace) < events:
+        if living and draw.random() < len(living) / 4000:
+            one = draw.randrange(len(living))
+            living[one], living[-1] = living[-1], living[one]
+            addr, stream, frames = living.pop()
+            event("free_requested", addr, stream, frames)
+            event("free_completed", addr, stream, frames)
+            heapq.heappush(free[stream], addr)
+            continue
+        stream, frames = draw.randrange(len(SIZES)), draw.choice(stacks)
+        if free[stream]:
+            addr = heapq.heappop(free[stream])
+        else:
+            addr = (len(segments) + 1) << 26
+            segments[addr] = stream
+            event("segment_alloc", addr, stream, frames)
+        event("alloc", addr, stream, frames)
+        living.append((addr, stream, frames))
+    there = {addr: frames for addr, _, frames in living}
+    form = {
+        "segments": [segment(addr, stream, there.get(addr)) for addr, stream in segments.items()],
+        "device_traces": [trace],
+        "allocator_settings": {},
+    }
+    path.write_bytes(pickle.dumps(form))
 
 
-class Opened:
-    """A page in a tab, what its console said, and how long it took to be drawn."""
-
-    def __init__(self, browser: Any, path: Path, dark: bool = False) -> None:
-        self.said: list[str] = []
-        self.page = browser.new_page(
-            viewport={"width": 1280, "height": 900}, color_scheme="dark" if dark else "light"
-        )
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self._asked(request.url, path))
-        began = time.monotonic()
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("section:not([hidden]) table, section:not([hidden]) canvas")
-        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(done))")
-        self.seconds = time.monotonic() - began
-        self.name = path.stem
-
-    def _asked(self, url: str, path: Path) -> None:
-        if url != path.as_uri():
-            self.said.append(f"asked for {url}")
-
-    def box(self) -> dict[str, float]:
-        """The area of the first chart that is shown."""
-        area = self.page.locator("section:not([hidden]) .u-over").first
-        area.scroll_into_view_if_needed()
-        found: dict[str, float] = area.bounding_box()
-        return found
-
-    def point(self, across: float, down: float) -> str:
-        """Points at a place of the chart, by shares of it, and returns what is listed."""
-        box = self.box()
-        self.page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
-        return self.listed()
-
-    def listed(self) -> str:
-        """What is said below the chart."""
-        self.page.wait_for_timeout(80)
-        return str(self.page.locator("section:not([hidden]) .panel").inner_text())
-
-    def press(self, button: str) -> None:
-        """Presses a button by its text."""
-        self.page.locator(f"section:not([hidden]) button:text-matches('{button}')").first.click()
-
-    def keys(self, *keys: str) -> None:
-        """Presses keys on the first chart."""
-        self.page.locator("section:not([hidden]) .chart").first.focus()
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def ticks(self) -> list[str]:
-        """A picture of what the chart shows, to compare."""
-        script = "() => document.querySelector('section:not([hidden]) canvas').toDataURL()"
-        return [self.page.evaluate(script)]
-
-    def keep(self, what: str) -> None:
-        """Keeps a screenshot."""
-        if folder := os.environ.get("NEAP_SCREENSHOTS"):
-            self.page.screenshot(path=f"{folder}/{self.name}-{what}.png")
-
-    def close(self) -> None:
-        """Nothing may have gone wrong."""
-        assert self.said == []
-        self.page.close()
-
-
-def run(neap: str, folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """What `neap --json` says."""
-    done = subprocess.run([neap, "--json", *arguments], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    form: dict[str, Any] = json.loads(done.stdout)
-    return form
-
-
-def exact(text: str) -> int:
-    """The first number of bytes in a text such as `1.5 GiB (1,610,612,736 bytes)`."""
-    found = re.search(r"\(([0-9,]+) bytes\)", text)
-    assert found, text
-    return int(found[1].replace(",", ""))
+def segment(addr: int, stream: int, frames: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """A segment at the snapshot, with its one block; without frames that is free."""
+    size = SIZES[stream]
+    taken = 0 if frames is None else size
+    block = {
+        "address": addr,
+        "size": size,
+        "requested_size": size,
+        "state": "inactive" if frames is None else "active_allocated",
+        "frames": frames or [],
+    }
+    return {
+        "device": 0,
+        "address": addr,
+        "total_size": size,
+        "allocated_size": taken,
+        "active_size": taken,
+        "stream": stream,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [block],
+    }
 
 
 def test_a_snapshot_of_half_a_million_events(browser: Any, neap: str, tmp_path: Path) -> None:
-    draw = random.Random(1)
-    rows, living, fresh = ["op,id,bytes,stream"], [], 0
-    for _ in range(500_000):
-        if living and draw.random() < len(living) / 4000:
-            rows.append(f"f,{living.pop(draw.randrange(len(living)))},,")
-        else:
-            rows.append(f"a,{fresh},{draw.choice([512, 65_536, 3 << 20, 40 << 20])},0")
-            living.append(fresh)
-            fresh += 1
-    (tmp_path / "many.csv").write_text("\n".join(rows) + "\n")
-    said = run(neap, tmp_path, "replay", "many.csv", "--html", "many.html")
+    snapshot(tmp_path / "many.pickle", 500_000)
+    said = run(neap, tmp_path, "replay", "many.pickle", "--check", "--html", "many.html")
+    # It is what PyTorch's allocator would have done, to the byte.
+    assert said["matches"] is True
     opened = Opened(browser, tmp_path / "many.html")
     before = opened.point(0.5, 0.8)
-    assert "request 2" in before and "blocks live here" in before
+    assert "request 1" in before and "blocks live here" in before
     opened.page.mouse.wheel(0, -400)
     zooms = sorted(opened.page.evaluate(ZOOM) for _ in range(9))
     print(f"loaded in {opened.seconds:.2f} s, zoomed in {zooms[4]:.0f} ms (median of 9)")
@@ -177,7 +135,14 @@ def test_a_snapshot_of_half_a_million_events(browser: Any, neap: str, tmp_path: 
     opened.keep("peak")
     opened.keys("Escape")
     assert "whole life" not in opened.point(0.5, 0.5)
-    assert exact(opened.listed()) in (512, 65_536, 3 << 20, 40 << 20)
+    assert exact(opened.listed()) in SIZES
+    # By the line that the stacks name.
+    opened.page.locator("input[type=search]").fill("train.py:7")
+    found = opened.listed()
+    assert "blocks match" in found and "train.py:7" in found
+    opened.press("life")
+    assert exact(opened.listed()) in SIZES
+    opened.keep("search")
     opened.close()
 
 
