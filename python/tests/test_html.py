@@ -1,4 +1,5 @@
-"""The pages that `--html` writes, looked at in a browser.
+"""The pages that `--html` writes, looked at in a browser; those of `neap torch` in
+`test_html_torch.py`.
 
 Needs Playwright and a Chromium: $NEAP_CHROMIUM, one on the PATH, or Playwright's own. Without them
 the tests are skipped; $NEAP_REQUIRE_BROWSER makes that a failure. Screenshots stay in

@@ -722,6 +722,7 @@ class Fit:
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
         report.trims = len(schedule.trims)
         report.excluded = schedule.excluded
+        report.course = schedule.course
         report.say_whether_met(
             schedule, schedule.met and schedule.peak_bytes <= schedule.budget_bytes
         )

@@ -350,7 +350,14 @@ class Planner:
             lent=[[(s.name, s.bytes) for s in members] for members in lent],
             borrowed={s.place: member[s.storage] for s in packs if s.storage in member},
             packed=self._problem.packed if lent else 0,
+            course=_course(answer["course"]),
         )
+
+
+def _course(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError("the course is no text")
+    return text
 
 
 def _again(one: Range, owner: Callable[[Storage | None], int | None]) -> Again:

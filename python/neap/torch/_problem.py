@@ -132,6 +132,7 @@ class Problem:
         asked = [one for one in saved.asked[:MOST_ASKED] if one[0] <= found.end]
         return {
             "storage": None if saved.storage is None else self._number[saved.storage],
+            "module": saved.module,
             "packed": place.get(saved.packed + 1, count),
             "order": saved.order,
             "asked": [{"place": place.get(at, count), "order": order} for at, order in asked],
@@ -139,6 +140,7 @@ class Problem:
 
     def _range(self, one: Range, inside: int | None) -> dict[str, Any]:
         return {
+            "name": one.saved[0].module if one.call is None else one.call.path,
             "call": None if one.call is None else [one.call.first_pack, one.call.after_pack],
             "inside": inside,
             "first": one.first,

@@ -93,6 +93,7 @@ class Report:
         beyond: how often what did not run by the plan reserved more than the budget.
         replans: how often the plan was made anew, and why.
         excluded: calls that can't be run again, by reason.
+        course: an iteration with the plan beside one without, as text that :meth:`html` draws.
     """
 
     budget_bytes: int = 0
@@ -133,6 +134,7 @@ class Report:
     replans: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     excluded: dict[str, int] = field(default_factory=dict)
+    course: str = ""
 
     def say_whether_met(self, schedule: Schedule, met: bool) -> None:
         """Whether the plan keeps to the budget, and if not, why."""

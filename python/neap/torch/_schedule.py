@@ -138,6 +138,7 @@ class Schedule:
             iteration that fits without the plan.
         steps: how many steps of the first optimizer make up an iteration.
         needs: what its like need that run without it.
+        course: an iteration with the plan beside one without, as text for a page alone.
     """
 
     expected: list[tuple[View, str]]
@@ -171,6 +172,7 @@ class Schedule:
     remade: list[Remake] = field(default_factory=list)
     soon: list[str] = field(default_factory=list)
     turns: list[list[str]] = field(default_factory=list)
+    course: str = ""
 
     @property
     def limit(self) -> int:
@@ -291,6 +293,7 @@ def _read(form: dict[str, Any]) -> Schedule:
     names += [*schedule.excluded, *(one.module for one in schedule.again)]
     names += [one.module for one in schedule.remade]
     names += [name for parcel in schedule.lent for name, _ in parcel]
+    names.append(schedule.course)
     if not all(type(name) is str for name in names):
         raise ValueError("a name is no text")
     counts = [n for one in schedule.again for n in (one.number, one.first_pack, one.after_pack)]

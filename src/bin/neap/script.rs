@@ -1,6 +1,7 @@
 //! `neap script`: what the Python package asks while a script trains. It is no interface for
 //! people: the forms change with every version.
 
+mod curves;
 pub mod page;
 
 use std::collections::BTreeMap;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::course::Ran;
 use super::graph::{self, Is, Planned};
 use super::loans;
 use super::updates;
@@ -47,6 +48,9 @@ pub struct Actions {
     pub lent: Vec<Vec<usize>>,
     /// The most bytes that stand.
     pub peak_bytes: u64,
+    /// What runs when, and what stands then.
+    #[serde(skip)]
+    pub ran: Ran,
 }
 
 /// What moves.
@@ -206,7 +210,8 @@ pub fn actions(world: &World<'_>, planned: &Planned, plan: &Plan<'_>, divisible:
         }
     }
     let standing = drop_in_time(&unmoved, &moments, &mut moves, plan.peak);
-    made.peak_bytes = standing.into_iter().max().unwrap_or(0).max(0).cast_unsigned();
+    made.peak_bytes = standing.iter().copied().max().unwrap_or(0).max(0).cast_unsigned();
+    made.ran = Ran::new(plan.program, plan.run, standing);
     let name = |state: usize| world.problem.storages[world.states[state].storage].name.clone();
     made.away =
         moved.iter().enumerate().filter(|(_, moved)| **moved).map(|(s, _)| name(s)).collect();

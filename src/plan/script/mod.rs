@@ -7,6 +7,7 @@
 //! of it, [`graph`] makes a job of it for the planner, and [`search`] compares sets.
 
 pub mod actions;
+pub mod course;
 mod graph;
 mod loans;
 pub mod problem;
@@ -58,6 +59,8 @@ pub struct Answer {
     /// What is done when.
     #[serde(flatten)]
     pub actions: actions::Actions,
+    /// The iteration with the plan beside that without: the text of a [`course::Course`].
+    pub course: String,
 }
 
 /// The usual iteration as a graph in which only what can move is a tensor.

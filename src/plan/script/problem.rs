@@ -154,6 +154,8 @@ pub struct Life {
 pub struct Pack {
     /// Its storage.
     pub storage: Option<usize>,
+    /// The path of the module that saved it.
+    pub module: String,
     /// The place after it was saved.
     pub packed: usize,
     /// How many askings of the iteration came before: backward saves, too, what another run of it
@@ -179,6 +181,8 @@ pub struct Asked {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Range {
+    /// The path of the call's module, or of the one around the operator.
+    pub name: String,
     /// Its saved tensors, from the first to the one after the last; nothing for an
     /// operator.
     pub call: Option<(usize, usize)>,

@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::actions::{Actions, Plan, actions};
+use super::course::Course;
 use super::graph::{Planned, graph};
 use super::problem::{Iteration, Problem, Range};
 use super::ranges::{by_worth, families, unchained};
@@ -146,12 +147,14 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
     if problem.soon.is_some() {
         best = better(best, search(early)?);
     }
-    let Made { world, found: Found { actions, time, met, .. }, .. } = best;
+    let Made { world, planned, found: Found { actions, time, met, .. } } = best;
+    let course = Course::of(&world, &planned, &actions.ran).text();
     Ok(Answer {
         met,
         early: world.way.early,
         iteration_ns: time,
         actions,
+        course,
         ranges: world.ranges,
         ahead: world.way.ahead,
         piece: world.way.piece,

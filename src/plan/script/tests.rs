@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use super::course::{Course, Kind};
 use super::problem::{
     Asked, Iteration, Life, Operator, Pack, Phase, PieceSize, Range, Role, Storage,
 };
@@ -81,11 +82,13 @@ fn chain(layers: &[Layer]) -> Problem {
     });
     let packs = (0..n).map(|i| Pack {
         storage: Some(i),
+        module: format!("layer{i}"),
         packed: i + 1,
         order: 0,
         asked: vec![Asked { place: 2 * n - 1 - i, order: u32::try_from(n - 1 - i).unwrap() }],
     });
     let ranges = (1..n).filter(|&i| layers[i].again).map(|i| Range {
+        name: format!("layer{i}"),
         call: None,
         inside: None,
         first: i,
@@ -210,6 +213,53 @@ fn a_chain_is_held_to_half_of_its_outputs() {
     assert!(counted(&problem, &answer) <= budget, "{answer:?}");
     let unplanned: u64 = problem.usual.operators.iter().map(|operator| operator.ns).sum();
     assert!(answer.iteration_ns <= unplanned + unplanned / 20, "{answer:?}");
+}
+
+/// The highest value of a curve, and where it ends.
+fn peak_and_end(points: &[(u64, u64)]) -> (u64, u64) {
+    (points.iter().map(|point| point.1).max().unwrap(), points.last().unwrap().0)
+}
+
+#[test]
+fn the_course_has_the_plans_peaks_and_times() {
+    let layer = Layer { output: 32 * MIB, parameter: MIB, ns: 4_000_000, again: true };
+    let problem = chain(&[layer; 12]);
+    let (peak, ns) = (unplanned(&problem), 36 * layer.ns);
+    let answer = plan(&problem, &device(), &ask(peak / 2)).unwrap();
+    let course = Course::read(&answer.course).unwrap();
+    assert_eq!(peak_and_end(&course.unplanned.points().unwrap()), (peak, ns));
+    let planned = peak_and_end(&course.planned.points().unwrap());
+    assert_eq!(planned, (answer.actions.peak_bytes, answer.iteration_ns));
+    let of = |kind: Kind| course.things.iter().filter(move |thing| thing.kind == kind);
+    assert_eq!(of(Kind::Again).count(), answer.ranges.len());
+    assert!(of(Kind::Activation).count() >= answer.actions.moved.len());
+    assert_eq!(course.count, course.things.len());
+    for thing in &course.things {
+        assert!(!thing.spans.is_empty() && thing.away_ns <= answer.iteration_ns, "{thing:?}");
+        // It is no more than all that stands without a plan, with what runs again for it.
+        assert!(thing.else_bytes <= peak + thing.bytes, "{thing:?}");
+        if thing.kind == Kind::Activation {
+            assert_eq!(thing.module, thing.name.replace("out", "layer"));
+        }
+    }
+    // Without all its absences the peak would be the unplanned one: some alone are over the budget.
+    assert!(course.things.iter().any(|thing| thing.else_bytes > peak / 2), "{course:?}");
+}
+
+#[test]
+fn the_course_without_a_plan_has_the_temporaries_of_the_whole_step() {
+    let layer = Layer { output: 32 * MIB, parameter: MIB, ns: 4_000_000, again: false };
+    let mut several = chain(&[layer; 12]);
+    several.multi_tensor = true;
+    for operator in several.usual.operators.iter_mut().filter(|operator| operator.update) {
+        operator.workspace = 40 * MIB;
+        operator.standing += 40 * MIB;
+    }
+    let all = several.usual.operators[24].standing + 11 * 40 * MIB;
+    let answer = plan(&several, &device(), &ask(2 * all)).unwrap();
+    let course = Course::read(&answer.course).unwrap();
+    assert_eq!(peak_and_end(&course.unplanned.points().unwrap()), (all, 36 * layer.ns));
+    assert!(course.things.is_empty() && answer.actions.peak_bytes == all, "{course:?}");
 }
 
 #[test]

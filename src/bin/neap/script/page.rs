@@ -1,4 +1,5 @@
-//! What a fitted script reports, as a page: its peaks against the budget, and its iterations.
+//! What a fitted script reports, as a page: one iteration without and with the plan, peaks against
+//! the budget, and its iterations.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,11 @@ use neap::report::page::{self, Cell, Kind, Page, Table, View};
 use neap::units::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
+
+use super::curves::{self, Room};
+
+/// Why there is a plan, and no curve of it.
+const NO_CURVES: &str = "The plan's curves are not known: another version of neap made the plan.";
 
 /// What comes on stdin.
 #[derive(Deserialize)]
@@ -30,6 +36,11 @@ struct Report {
     kinds: Vec<Alike>,
     notes: Vec<String>,
     replans: Vec<String>,
+    #[serde(default)]
+    margin_bytes: u64,
+    /// What is drawn; empty without a plan, or of a plan that an earlier version made.
+    #[serde(default)]
+    course: String,
 }
 
 /// Iterations in which autograd saved as many tensors.
@@ -49,21 +60,31 @@ struct Alike {
 ///
 /// # Errors
 /// When a report is of another version.
-pub fn of(title: String, reports: Vec<Value>) -> anyhow::Result<Page> {
+pub fn of(title: String, mut reports: Vec<Value>) -> anyhow::Result<Page> {
     let read = |value: &Value| Report::deserialize(value).context("a report of neap.torch");
     let all = reports.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
     let alone = all.len() == 1;
-    let view = |(index, report): (usize, &Report)| View {
-        name: if alone { "within the budget".into() } else { format!("process {}", index + 1) },
-        about: "What the plan predicts, what was measured since it acts, and how iterations ran."
-            .to_owned(),
-        tables: report.tables(),
-        ..View::default()
+    let view = |(index, report): (usize, &Report)| {
+        let (charts, moved) = report.drawn().unzip();
+        View {
+            name: if alone { "within the budget".into() } else { format!("process {}", index + 1) },
+            about: "What the plan predicts, what was measured since it acts, and how iterations \
+                    ran."
+                .to_owned(),
+            charts: charts.into_iter().collect(),
+            tables: report.tables().into_iter().chain(moved.into_iter().flatten()).collect(),
+        }
     };
     let notes = |report: &Report| {
         let again = report.replans.iter().map(|why| format!("Planned anew: {why}."));
-        report.notes.iter().cloned().chain(again).collect::<Vec<_>>()
+        let lacks = report.predicted_peak_bytes > 0 && report.drawn().is_none();
+        let lacks = lacks.then(|| NO_CURVES.to_owned());
+        report.notes.iter().cloned().chain(again).chain(lacks).collect::<Vec<_>>()
     };
+    // It is drawn, and no figure.
+    if let Some(Value::Object(report)) = reports.first_mut() {
+        report.remove("course");
+    }
     Ok(Page {
         title,
         command: "neap torch",
@@ -74,6 +95,12 @@ pub fn of(title: String, reports: Vec<Value>) -> anyhow::Result<Page> {
 }
 
 impl Report {
+    /// The curves, and the tables of what moves.
+    fn drawn(&self) -> Option<(page::Chart, Vec<Table>)> {
+        let room = Room { budget: self.budget_bytes, margin: self.margin_bytes };
+        curves::drawn(&self.course, room)
+    }
+
     fn tables(&self) -> Vec<Table> {
         let all = [self.peaks(), self.ways(), self.alike()];
         all.into_iter().filter(|table| !table.rows.is_empty()).collect()
@@ -158,12 +185,31 @@ mod tests {
         let page = of("fit".to_owned(), vec![report.clone()]).unwrap();
         let page = serde_json::to_value(page).unwrap();
         assert_eq!(page["report"], report);
-        assert_eq!(page["notes"], json!(["a note", "Planned anew: larger."]));
+        assert_eq!(page["notes"], json!(["a note", "Planned anew: larger.", NO_CURVES]));
+        assert_eq!(page["views"][0]["charts"], json!([]));
         let tables = &page["views"][0]["tables"];
         assert_eq!(tables[0]["rows"][1], json!(["predicted without the plan", 2000, 2000]));
         assert_eq!(tables[0]["rows"].as_array().unwrap().len(), 4);
         assert_eq!(tables[1]["rows"][1], json!(["without it: it was <b>watched</b>", 3]));
         assert_eq!(tables[2]["rows"][0], json!([null, 10, 7, 0, 0, 5, 6, 7]));
         assert!(of(String::new(), vec![json!({ "budget_bytes": 1 })]).is_err());
+    }
+
+    #[test]
+    fn the_course_is_drawn_and_no_figure() {
+        let course = json!({
+            "unplanned": { "at": [0, 9], "bytes": [2000, 0] }, "count": 0, "things": [],
+            "planned": { "at": [0, 10], "bytes": [900, 0] }, "waits": [],
+        });
+        let report = json!({
+            "budget_bytes": 1000, "unplanned_peak_bytes": 2000, "predicted_peak_bytes": 900,
+            "peak_allocated_bytes": 0, "peak_reserved_bytes": 0, "planned": 7, "unplanned": {},
+            "notes": [], "replans": [], "kinds": [], "course": course.to_string(),
+        });
+        let page = serde_json::to_value(of(String::new(), vec![report]).unwrap()).unwrap();
+        assert_eq!(page["report"]["course"], Value::Null);
+        assert_eq!(page["notes"], json!([]));
+        let peaks = &page["views"][0]["charts"][0]["peaks"];
+        assert_eq!((&peaks[0]["value"], &peaks[1]["value"]), (&json!(2000), &json!(900)));
     }
 }
