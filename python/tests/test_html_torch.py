@@ -1,4 +1,5 @@
-"""The pages of `neap torch`, looked at in a browser: one iteration without and with its plan.
+"""The pages of `neap torch`, looked at in a browser: one iteration without and with its plan, and
+the scripts that share one GPU.
 
 Needs what `test_html.py` needs, and in $NEAP_TORCH_PYTHON a CUDA build of PyTorch.
 """
@@ -124,3 +125,27 @@ def test_an_iteration_without_and_with_its_plan(
     assert peaks["with the plan"] == again["predicted_peak_bytes"]
     shown.close()
     assert json.loads((tmp_path / "fit.plan").read_text())["course"]
+
+
+def test_scripts_that_share_a_gpu(browser: Any, neap: str, python: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    socket, page = str(tmp_path / "gpu"), tmp_path / "shared.html"
+    command = [neap, "torch", "--serve", socket, "--budget", "2GiB", "--html", str(page)]
+    where = {**os.environ, "NEAP": neap, "NEAP_CACHE": str(tmp_path / "cache")}
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=where)
+    assert server.stderr is not None and "waiting for scripts" in server.stderr.readline()
+    try:
+        train = [neap, "dry", "--", neap, "torch", "--join", socket, "--", python, "train.py", "6"]
+        done = subprocess.run(train, cwd=tmp_path, capture_output=True, text=True, env=where)
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        server.terminate()
+        server.wait(30)
+    opened = Opened(browser, page)
+    memory = curves(opened)
+    assert memory["limits"] == [{"name": "budget", "value": 2 << 30}]
+    assert memory["peaks"][0]["value"] == 2 << 30
+    assert [span["kind"] for span in memory["lanes"][0]["spans"]][-1] == "running"
+    assert "train.py" in opened.page.locator("section:not([hidden]) tbody tr").inner_text()
+    opened.keep("shared")
+    opened.close()

@@ -9,6 +9,14 @@ const KINDS = {
   running: ["#0072b2", "on the device"],
 };
 
+/** The beginning of a text that is no wider than `room`. */
+function fitting(ctx, text, room) {
+  let length = Math.min(text.length, 60);
+  const cut = () => length < text.length ? `${text.slice(0, length)}…` : text;
+  while (length > 1 && ctx.measureText(cut()).width > room) length--;
+  return cut();
+}
+
 class Lanes {
   constructor(lanes, chart, root) {
     this.lanes = lanes;
@@ -55,7 +63,7 @@ class Lanes {
       const top = i * this.height + 2, middle = top + this.height / 2;
       ctx.fillStyle = style("--faint");
       ctx.textAlign = "right";
-      if (this.height >= 12) ctx.fillText(lane.name, left - 6, middle);
+      if (this.height >= 12) ctx.fillText(fitting(ctx, lane.name, left - 8), left - 6, middle);
       ctx.textAlign = "left";
       let drawn = left;
       for (const span of lane.spans) {

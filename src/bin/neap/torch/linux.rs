@@ -12,8 +12,9 @@ use std::{env, fs, io, thread};
 use anyhow::{Context, bail};
 use neap::device::profile;
 use neap::private;
+use neap::report::page::Page;
 use neap::run::Stop;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::Flags;
@@ -82,11 +83,21 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(path) = &flags.join {
         serve::reachable(path)?;
     }
-    let Some(server) = server else { return script(flags, as_json) };
+    let Some(server) = server else { return script(flags, as_json, None) };
     if flags.command.is_empty() {
-        return Ok(until_interrupted(&server, &stop));
+        let answer = until_interrupted(&server, &stop);
+        if let Some(path) = &flags.html {
+            let socket = flags.serve.as_deref().unwrap_or(Path::new(""));
+            let title = format!("scripts that joined {}", socket.display());
+            let views = vec![server.view()];
+            let report = json!({ "budget_bytes": server.budget(), "scripts": server.scripts() });
+            let command = "neap torch --serve";
+            let page = Page { title, command, report, views, ..Page::default() };
+            output::page(path, &page)?;
+        }
+        return Ok(answer);
     }
-    let answer = script(flags, as_json);
+    let answer = script(flags, as_json, Some(&server));
     if server.scripts() > 0 {
         note("note: other scripts have joined; this waits until they have gone");
     }
@@ -108,8 +119,8 @@ fn until_interrupted(server: &Server, stop: &Stop) -> Answer {
     Answer::Yes
 }
 
-/// Runs a script.
-fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+/// Runs a script, perhaps the first of a server's.
+fn script(flags: &Flags, as_json: bool, server: Option<&Server>) -> anyhow::Result<Answer> {
     let scratch = scratch()?;
     let unpacked = unpack::unpack(scratch.path())?;
     let scouted = match flags.scout {
@@ -139,7 +150,9 @@ fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let missed = reports.reports.is_empty() || reports.reports.iter().any(|r| r["met"] == false);
     if let Some(path) = flags.html.as_deref().filter(|_| !reports.reports.is_empty()) {
         let words: Vec<_> = flags.command.iter().map(|word| word.to_string_lossy()).collect();
-        output::page(path, &page::of(words.join(" "), reports.reports.clone())?)?;
+        let mut page = page::of(words.join(" "), reports.reports.clone())?;
+        page.views.extend(server.map(Server::view));
+        output::page(path, &page)?;
     }
     if as_json {
         output::json(&Value::Array(reports.reports))?;

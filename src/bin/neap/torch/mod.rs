@@ -3,6 +3,8 @@
 #[cfg(target_os = "linux")]
 mod card;
 #[cfg(target_os = "linux")]
+mod history;
+#[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]
 mod rehearsal;
@@ -48,7 +50,8 @@ pub struct Flags {
     /// Write one planned iteration as a timeline for Perfetto.
     #[arg(long, value_name = "FILE.json")]
     pub timeline: Option<PathBuf>,
-    /// Write what the script reports at its end as a page to look at in a browser.
+    /// Write what the script reports at its end as a page to look at in a browser. With --serve it
+    /// also shows which scripts held how many bytes over time.
     #[arg(long, value_name = "FILE.html")]
     pub html: Option<PathBuf>,
     /// Swap only: no module runs twice.

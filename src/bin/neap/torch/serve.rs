@@ -14,18 +14,20 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf, absolute};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
 use neap::private;
-use neap::units::Bytes;
+use neap::report::page::View;
+use neap::units::{Bytes, Nanos, saturated};
 use serde::{Deserialize, Serialize};
 
+use super::history::History;
 use super::shares::{Need, Next, Offers, Shares};
 use crate::output::note;
 
@@ -78,6 +80,25 @@ pub struct Server {
     path: PathBuf,
     file: Option<(u64, u64)>,
     scripts: Arc<AtomicUsize>,
+    history: Arc<Record>,
+    budget: Bytes,
+}
+
+/// What has happened since an instant.
+struct Record {
+    began: Instant,
+    history: Mutex<History>,
+}
+
+impl Record {
+    fn now(&self) -> Nanos {
+        Nanos(saturated(self.began.elapsed().as_nanos()))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut History, Nanos) -> T) -> T {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut history, self.now())
+    }
 }
 
 impl Server {
@@ -88,17 +109,22 @@ impl Server {
     pub fn start(path: &Path, budget: Bytes, device: Profile) -> anyhow::Result<Self> {
         let listener = bind(path)?;
         let scripts = Arc::new(AtomicUsize::new(0));
-        let server = Self { path: path.to_owned(), file: file(path), scripts };
+        let history = Mutex::new(History::new(budget));
+        let history = Arc::new(Record { began: Instant::now(), history });
+        let (own, file) = (path.to_owned(), file(path));
+        let server = Self { path: own, file, scripts, history, budget };
         // What can't be joined is no server: the error removes it.
         absolute(path)
             .and_then(UnixStream::connect)
             .with_context(|| format!("--serve: {} can't be joined", path.display()))?;
         let (sender, receiver) = mpsc::channel();
         let (count, events) = (Arc::clone(&server.scripts), sender.clone());
+        let record = Arc::clone(&server.history);
         let device = Arc::new(device);
         let shares = Shares::new(budget, Arc::clone(&device));
         thread::spawn(move || {
-            Division { shares, events, streams: BTreeMap::new() }.go_on(&receiver, &count)
+            let streams = BTreeMap::new();
+            Division { shares, events, streams, record }.go_on(&receiver, &count)
         });
         thread::spawn(move || accept(&listener, &sender, &device));
         Ok(server)
@@ -107,6 +133,16 @@ impl Server {
     /// How many scripts have joined.
     pub fn scripts(&self) -> usize {
         self.scripts.load(Ordering::SeqCst)
+    }
+
+    /// What it divides.
+    pub const fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    /// Who has held what since it began.
+    pub fn view(&self) -> View {
+        self.history.with(|history, now| history.view(now))
     }
 }
 
@@ -325,6 +361,7 @@ struct Division {
     shares: Shares,
     streams: BTreeMap<u64, Arc<UnixStream>>,
     events: Sender<Event>,
+    record: Arc<Record>,
 }
 
 impl Division {
@@ -348,6 +385,7 @@ impl Division {
                     self.tell(offers);
                 }
             }
+            self.record.with(|history, now| history.note(now, self.shares.holding()));
             scripts.store(self.shares.count(), Ordering::SeqCst);
         }
     }

@@ -168,6 +168,11 @@ impl Shares {
         self.members.len()
     }
 
+    /// The scripts that are there, each by its connection and name, with the bytes that it holds.
+    pub fn holding(&self) -> impl Iterator<Item = (u64, &str, Bytes)> {
+        self.members.iter().map(|(&id, member)| (id, &*member.name, member.holds))
+    }
+
     /// A script has come.
     ///
     /// # Errors
