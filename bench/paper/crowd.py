@@ -1,6 +1,8 @@
-"""Several jobs as the TENSILE papers launch them: copies of one net at once (Fig. 6, the older paper's Table 2), and all nets one after
-the other (Table IV). Each planner plans all jobs, and the plans run side by side at the real latencies.
+"""Several jobs as the TENSILE papers launch them: copies of one net at once (Fig. 6, the older
+paper's Table 2), and all nets one after the other (Table IV). Each planner plans all jobs, and the
+plans run side by side at the real latencies.
 """
+
 import csv
 import json
 import random
@@ -34,7 +36,17 @@ def at_once(job, copies):
         nonlocal made
         made += 1
         file = bench.folder / f"{job.name}.{job.device}.{job.seed}.{copies}.{made}.plan.json"
-        asked = ["plan", *graphs, "--device", job.device, "--planner", planner, *switches, *latencies, *(["--budget", budget] if budget else [])]
+        asked = [
+            "plan",
+            *graphs,
+            "--device",
+            job.device,
+            "--planner",
+            planner,
+            *switches,
+            *latencies,
+            *(["--budget", budget] if budget else []),
+        ]
         if bench.answer(*asked, "-o", file, no=True) is None:
             return None
         arena = json.loads(file.read_text())["figures"]["arena_bytes"]
@@ -44,25 +56,51 @@ def at_once(job, copies):
             one = bench.answer("simulate", file, "--real", job.real)
             # What several jobs' simulation says of one.
             one["recompute_ns"] = one["extra"]["recompute_ns"]
-            ran = {"peak_bytes": one["peak_bytes"], "end_ns": one["iteration_ns"] * ITERATIONS, "jobs": [{key: one[key] * ITERATIONS for key in LOST}]}
+            ran = {
+                "peak_bytes": one["peak_bytes"],
+                "end_ns": one["iteration_ns"] * ITERATIONS,
+                "jobs": [{key: one[key] * ITERATIONS for key in LOST}],
+            }
         file.unlink()
         return ran | {"arena_bytes": arena}
 
     cold, real = job.latencies(False), job.latencies(True)
     # Everything fits without a plan: the budget is the whole device.
     bare = run("neap", None, real)
-    tensile = {"cs": run("tensile", "min", cold, IN_TIME), "up": run("tensile", "min", real, IN_TIME)}
+    tensile = {
+        "cs": run("tensile", "min", cold, IN_TIME),
+        "up": run("tensile", "min", real, IN_TIME),
+    }
     ours = run("neap", tensile["up"]["arena_bytes"], real)
     capuchin = run("capuchin", tensile["cs"]["arena_bytes"], real)
     rows = []
-    for label, ran in [("vDNN", run("vdnn-conv", None, real)), ("Capuchin", capuchin), ("TENSILEcs", tensile["cs"]),
-                       ("TENSILEup", tensile["up"]), ("neap", ours)]:
-        row = {"net": job.net, "device": job.device, "batch": job.batch, "copies": copies, "seed": job.seed, "planner": label}
+    for label, ran in [
+        ("vDNN", run("vdnn-conv", None, real)),
+        ("Capuchin", capuchin),
+        ("TENSILEcs", tensile["cs"]),
+        ("TENSILEup", tensile["up"]),
+        ("neap", ours),
+    ]:
+        row = {
+            "net": job.net,
+            "device": job.device,
+            "batch": job.batch,
+            "copies": copies,
+            "seed": job.seed,
+            "planner": label,
+        }
         if ran:
             no_free = copies * job.bare["no_free_bytes"]
-            row |= {"peak_bytes": ran["peak_bytes"], "no_free_bytes": no_free, "liveness_bytes": bare["peak_bytes"], "end_ns": ran["end_ns"],
-                    "unplanned_end_ns": bare["end_ns"], "msr": 1 - ran["peak_bytes"] / no_free, "eor": ran["end_ns"] / bare["end_ns"],
-                    **lost(ran)}
+            row |= {
+                "peak_bytes": ran["peak_bytes"],
+                "no_free_bytes": no_free,
+                "liveness_bytes": bare["peak_bytes"],
+                "end_ns": ran["end_ns"],
+                "unplanned_end_ns": bare["end_ns"],
+                "msr": 1 - ran["peak_bytes"] / no_free,
+                "eor": ran["end_ns"] / bare["end_ns"],
+                **lost(ran),
+            }
             row["cbr"] = row["msr"] / row["eor"]
         rows.append(row)
     return rows
@@ -98,27 +136,66 @@ def one_by_one(bench, jobs, seed):
     cold, known = ["--latencies", predicted], ["--latencies", real]
 
     def run(planner, budget, latencies):
-        return bench.answer(*base, "--planner", planner, *latencies, *(["--budget", budget] if budget else []), no=True)
+        return bench.answer(
+            *base,
+            "--planner",
+            planner,
+            *latencies,
+            *(["--budget", budget] if budget else []),
+            no=True,
+        )
 
     # TENSILE saves what it can with all five; the budget of the others follows from that.
     file = bench.folder / f"arrivals.{seed}.plan.json"
     graphs = [job.graph for job in order]
     budgets = []
     for latencies in [cold, known]:
-        bench.answer("plan", *graphs, "--device", device, "--planner", "tensile", *IN_TIME, *latencies, "--budget", "min", "-o", file)
+        bench.answer(
+            "plan",
+            *graphs,
+            "--device",
+            device,
+            "--planner",
+            "tensile",
+            *IN_TIME,
+            *latencies,
+            "--budget",
+            "min",
+            "-o",
+            file,
+        )
         budgets.append(json.loads(file.read_text())["figures"]["arena_bytes"])
     bare = run("neap", None, known)
     no_free = {job.name: job.bare["no_free_bytes"] for job in jobs}
     made = []
-    for label, ran in [("vDNN", run("vdnn-conv", None, known)), ("Capuchin", run("capuchin", budgets[0], known)), ("TENSILEcs", run("tensile", budgets[0], cold)),
-                       ("TENSILEup", run("tensile", budgets[1], known)), ("neap", run("neap", budgets[1], known))]:
+    for label, ran in [
+        ("vDNN", run("vdnn-conv", None, known)),
+        ("Capuchin", run("capuchin", budgets[0], known)),
+        ("TENSILEcs", run("tensile", budgets[0], cold)),
+        ("TENSILEup", run("tensile", budgets[1], known)),
+        ("neap", run("neap", budgets[1], known)),
+    ]:
         row = {"seed": seed, "planner": label, "order": ", ".join(job.net for job in order)}
         if ran and all(job["end_ns"] is not None for job in ran["jobs"]):
-            together = peak(ran, lambda index, job: [(arena["at_ns"], arena["arena_bytes"]) for arena in job["arenas"]])
-            vanilla = peak(bare, lambda index, job: [(job["admitted_ns"], no_free[order[index].name])])
-            row |= {"peak_bytes": together, "no_free_bytes": vanilla, "end_ns": ran["end_ns"], "unplanned_end_ns": bare["end_ns"],
-                    "queuing_ns": ran["mean_queuing_ns"], "unplanned_queuing_ns": bare["mean_queuing_ns"],
-                    "msr": 1 - together / vanilla, "eor": completion(ran) / completion(bare)}
+            together = peak(
+                ran,
+                lambda index, job: [
+                    (arena["at_ns"], arena["arena_bytes"]) for arena in job["arenas"]
+                ],
+            )
+            vanilla = peak(
+                bare, lambda index, job: [(job["admitted_ns"], no_free[order[index].name])]
+            )
+            row |= {
+                "peak_bytes": together,
+                "no_free_bytes": vanilla,
+                "end_ns": ran["end_ns"],
+                "unplanned_end_ns": bare["end_ns"],
+                "queuing_ns": ran["mean_queuing_ns"],
+                "unplanned_queuing_ns": bare["mean_queuing_ns"],
+                "msr": 1 - together / vanilla,
+                "eor": completion(ran) / completion(bare),
+            }
             row["cbr"] = row["msr"] / row["eor"]
         made.append(row)
     return made

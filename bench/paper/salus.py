@@ -47,7 +47,8 @@ def make(bench, truth):
     memory = truth / "salus/memory.csv"
     if not memory.is_file():
         raise SystemExit(
-            f"{memory}: not there; set NEAP_TRUTH to a folder with Salus's published memory.csv in its folder salus"
+            f"{memory}: not there; set NEAP_TRUTH to a folder with Salus's published memory.csv in"
+            " its folder salus"
         )
     rows = []
 
@@ -191,11 +192,15 @@ def section(data):
             f"salus.csv has no rows of {', '.join(missing)}: run `bench/paper/run --only salus`"
         )
     yield (
-        "A P100 of 16 GiB. The published trace is not public: ours was fitted to the sixteen published cells under `--mode as-released` "
-        "(see [bench/share](../share/README.md)), so its agreement reproduces nothing; the other modes show what the paper's own algorithm and "
-        "neap's policies do with the same jobs. Queuing ends when a job is admitted."
+        "A P100 of 16 GiB. The published trace is not public: ours was fitted to the sixteen"
+        " published cells under `--mode as-released` (see [bench/share](../share/README.md)), so"
+        " its agreement reproduces nothing; the other modes show what the paper's own algorithm and"
+        " neap's policies do with the same jobs. Queuing ends when a job is admitted."
     )
-    yield "**Table 2: 100 jobs, minutes: makespan / mean queuing / mean completion / 95 % completion.**"
+    yield (
+        "**Table 2: 100 jobs, minutes: makespan / mean queuing / mean completion / 95 %"
+        " completion.**"
+    )
     cases = {row["case"]: row for row in of["table 2"]}
     figures = [f"{key.removesuffix('_s')}_min" for key in KEYS]
 
@@ -216,13 +221,15 @@ def section(data):
     yield "**Fig. 8: the share of jobs that have ended by each time, `as-released`.**"
     yield "![How long jobs take under four policies](salus-ends.svg)"
     yield (
-        "**Memory over the same trace** under `pack`, `as-released`. `neap share --policies POLICY "
-        "--curve FILE.csv --timeline FILE.json` writes it with the number of running and waiting jobs, and a timeline of each job, for any policy."
+        "**Memory over the same trace** under `pack`, `as-released`. `neap share --policies POLICY"
+        " --curve FILE.csv --timeline FILE.json` writes it with the number of running and waiting"
+        " jobs, and a timeline of each job, for any policy."
     )
     yield "![Persistent memory and lanes over time](salus-trace.svg)"
     yield (
-        "**Mean / highest memory in use (persistent and lanes) over the trace** (Fig. 16 is of mean memory). With one job at a time most of the device is unused. (In the released code "
-        "one lane is the whole device, under all policies but `pack`.)"
+        "**Mean / highest memory in use (persistent and lanes) over the trace** (Fig. 16 is of mean"
+        " memory). With one job at a time most of the device is unused. (In the released code one"
+        " lane is the whole device, under all policies but `pack`.)"
     )
     yield table(
         ["policy", *MODES[1:]],
@@ -239,8 +246,9 @@ def section(data):
         ],
     )
     yield (
-        "**Fig. 1: mean and highest memory of one job over its iteration**, of nets recorded with PyTorch at a batch of 16 (the paper's are "
-        "TensorFlow's). ResNet-50's over an iteration: ![ResNet-50's memory over an iteration](salus-iteration.svg)"
+        "**Fig. 1: mean and highest memory of one job over its iteration**, of nets recorded with"
+        " PyTorch at a batch of 16 (the paper's are TensorFlow's). ResNet-50's over an iteration:"
+        " ![ResNet-50's memory over an iteration](salus-iteration.svg)"
     )
     yield table(
         ["net", "mean", "peak", "mean / peak"],
@@ -255,7 +263,8 @@ def section(data):
         ],
     )
     yield (
-        f"**Fig. 11: three inception3_50 that come every {APART} s share a lane under `fair`** (mode `neap`: one lane), as shares of the device. The total stays at 1."
+        f"**Fig. 11: three inception3_50 that come every {APART} s share a lane under `fair`**"
+        " (mode `neap`: one lane), as shares of the device. The total stays at 1."
     )
     names = ["a", "b", "c"]
     yield table(
@@ -270,8 +279,8 @@ def section(data):
         ],
     )
     yield (
-        "**Fig. 12: 300 jobs of hyper-parameter exploration**, one minute each, one after the other and packed. The contention model was calibrated to "
-        "these two gains."
+        "**Fig. 12: 300 jobs of hyper-parameter exploration**, one minute each, one after the other"
+        " and packed. The contention model was calibrated to these two gains."
     )
     yield table(
         ["workload", "one by one, min", "packed, min", "gain", "published"],
@@ -287,9 +296,10 @@ def section(data):
         ],
     )
     yield (
-        "**Fig. 13: models for inference**, all at once: the GPUs that hold them, and the latency of requests on one GPU, where partitions and processes "
-        "serve only as many models as fit. Its input: the fourteen `*eval_5` of the published table three times, a request every 2 s each, 10 ms a request. "
-        "Published: 42 GPUs without sharing, 6 with MPS, 1 with lanes."
+        "**Fig. 13: models for inference**, all at once: the GPUs that hold them, and the latency"
+        " of requests on one GPU, where partitions and processes serve only as many models as fit."
+        " Its input: the fourteen `*eval_5` of the published table three times, a request every 2 s"
+        " each, 10 ms a request. Published: 42 GPUs without sharing, 6 with MPS, 1 with lanes."
     )
     yield table(
         ["", "GPUs", "mean, ms", "99 %, ms"],

@@ -1,4 +1,7 @@
-"""A few iterations of a net's training, as `bench/paper/record` records them: train.py NET BATCH SIZE."""
+"""A few iterations of a net's training, as `bench/paper/record` records them: train.py NET BATCH
+SIZE.
+"""
+
 import sys
 
 import torch
@@ -10,7 +13,9 @@ if net == "inception_v4":
 
     model = timm.create_model("inception_v4", pretrained=False)
 else:
-    model = getattr(torchvision.models, net)(weights=None, **({"init_weights": False} if net == "inception_v3" else {}))
+    model = getattr(torchvision.models, net)(
+        weights=None, **({"init_weights": False} if net == "inception_v3" else {})
+    )
 model = model.cuda()
 optimizer = torch.optim.Adam(model.parameters())
 images, labels = torch.zeros(batch, 3, size, size), torch.zeros(batch, dtype=torch.long)
