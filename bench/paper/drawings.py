@@ -102,9 +102,9 @@ def several(rows):
 
 
 SCALES = [
-    ("MSR", [0, 0.25, 0.5, 0.75]),
-    ("EOR", [1, 1.5, 2, 2.5, 3]),
-    ("CBR", [0, 0.25, 0.5, 0.75]),
+    ("MSR", [0, 0.25, 0.5, 0.75, 1]),
+    ("EOR", [1, 2, 3, 4]),
+    ("CBR", [0, 0.25, 0.5, 0.75, 1]),
 ]
 
 
@@ -146,7 +146,14 @@ WORDS = ["passive eviction", "swap-in", "swap-out", "after the end", "contention
 
 def causes(rows):
     """The paper's Fig. 2: what a planner's extra time is spent on, as shares of it."""
-    planners = ["vdnn-conv", "capuchin-first", "capuchin", *ours()]
+    planners = [
+        "vdnn-conv",
+        "capuchin-first",
+        "capuchin",
+        "tensile-cold",
+        "tensile-updated",
+        *ours(),
+    ]
     body = []
     for index, planner in enumerate(planners):
         mine = [

@@ -1,5 +1,6 @@
 """What bench/paper/run makes, as tables beside what the papers print."""
 
+import capuchin
 import salus
 from cells import BATCHES, COPIES, CROWD, NETS, PLANNERS, ours, table
 from tables_many import at_once, one_by_one, several
@@ -93,6 +94,7 @@ def missing(data):
             "salus",
             [{"figure": figure} for figure in ["table 2", "fig 1", "fig 11", "fig 12", "fig 13"]],
         ),
+        *lacks("capuchin", [{"net": net, "slower": slower} for net in NETS for slower in [1, 8]]),
     ]
 
 
@@ -105,6 +107,10 @@ SECTIONS = [
     (
         "Table II: the first iteration",
         lambda d: first(d["results"], d["prediction"], d["published"], d["real"]),
+    ),
+    (
+        "Capuchin's measured execution",
+        lambda d: capuchin.section(d["capuchin"], d["published"], d["real"], table),
     ),
     (
         "Table IV: jobs launched one by one",
