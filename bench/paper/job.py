@@ -348,7 +348,7 @@ class Bench:
             return file
 
     def prediction(self, job):
-        """Seconds that predicting a net's latencies takes, the least of three, and how large the
+        """Seconds that predicting a net's latencies takes, the least of nine, and how large the
         predictor is.
         """
         file = self.predictor(job.device, job.seed, job.net)
@@ -357,7 +357,7 @@ class Bench:
 
         def seconds(arguments):
             taken = []
-            for _ in range(3):
+            for _ in range(9):
                 begun = time.perf_counter()
                 self.answer(*arguments)
                 taken.append(time.perf_counter() - begun)

@@ -1,11 +1,22 @@
 """What bench/paper/run makes, as tables beside what the papers print."""
 
 import capuchin
+import crowd
 import salus
-from cells import BATCHES, COPIES, CROWD, NETS, PLANNERS, ours, table
+from cells import BATCHES, COPIES, CROWD, NETS, PLANNERS, SEVERAL, SHARES, ours, table
 from tables_many import at_once, one_by_one, several
 from tables_more import equal, links, mlp, older
 from tables_one import batches, causes, first, single
+
+
+def salus_cases():
+    """The figures of the Salus paper, and their rows."""
+    yield from (("table 2", f"{p}, {mode}") for p in salus.PUBLISHED for mode in salus.MODES)
+    yield from (("fig 1", f"{model}-adam-16-{size}") for model, size in NETS.values())
+    for start in range(0, 4 * salus.APART, salus.APART):
+        yield "fig 11", f"{start} to {start + salus.APART} s"
+    yield from (("fig 12", workload) for workload in salus.GAINS)
+    yield from (("fig 13", f"42 models, {kind}") for kind in ("static", "mps", "lanes"))
 
 
 def missing(data):
@@ -37,6 +48,8 @@ def missing(data):
         *(("VGG-16", "rtx2080ti", copies) for copies in range(1, 4)),
     ]
     runs = [name for name in CROWD if name != "TENSILE"]
+    first_seed = min((row["seed"] for row in data["crowd"]), default=1)
+    seeds = range(first_seed, first_seed + crowd.RUNS)
     return [
         *lacks(
             "results",
@@ -49,28 +62,34 @@ def missing(data):
         *lacks(
             "budgets",
             [
-                {"net": net, "planner": planner}
+                {"net": net, "planner": planner, "budget": budget}
                 for net in NETS
                 for planner in ["vdnn-all", "vdnn-conv", "capuchin", "tensile", "neap"]
+                for budget in SHARES
             ],
         ),
         *lacks("prediction", [{"net": net} for net in NETS]),
         *lacks(
             "crowd",
             [
-                {"net": net, "device": device, "copies": copies, "planner": planner}
+                {"net": net, "device": device, "copies": copies, "planner": planner, "seed": seed}
                 for net, device, copies in crowds
                 for planner in runs
+                for seed in seeds
             ],
         ),
-        *lacks("arrivals", [{"planner": planner} for planner in runs]),
+        *lacks(
+            "arrivals",
+            [{"planner": planner, "seed": seed} for planner in runs for seed in seeds],
+        ),
         *lacks(
             "several",
             [
-                {"jobs": net, "copies": copies, "planner": planner}
+                {"jobs": net, "copies": copies, "planner": planner, "budget": budget}
                 for net in NETS
                 for copies in range(1, COPIES + 1)
                 for planner in PLANNERS
+                for budget in SEVERAL
             ],
         ),
         *lacks(
@@ -85,15 +104,13 @@ def missing(data):
         *lacks(
             "mlp",
             [
-                {"device": device, "link": link}
+                {"device": device, "link": link, "slower": slower}
                 for device in ["rtx2080ti", "a6000"]
                 for link in ["two ways", "one way"]
+                for slower in [1, 2, 4, 8]
             ],
         ),
-        *lacks(
-            "salus",
-            [{"figure": figure} for figure in ["table 2", "fig 1", "fig 11", "fig 12", "fig 13"]],
-        ),
+        *lacks("salus", [{"figure": figure, "case": case} for figure, case in salus_cases()]),
         *lacks("capuchin", [{"net": net, "slower": slower} for net in NETS for slower in [1, 8]]),
     ]
 
