@@ -2,6 +2,7 @@
 
 import capuchin
 import crowd
+import measured
 import salus
 from cells import BATCHES, COPIES, CROWD, NETS, PLANNERS, SEVERAL, SHARES, ours, table
 from tables_many import at_once, one_by_one, several
@@ -23,7 +24,7 @@ def missing(data):
     """The rows that a table needs and no file has, in words."""
 
     def lacks(name, wanted):
-        there = {tuple(row.get(key) for key in wanted[0]) for row in data[name]}
+        there = {tuple(row.get(key) for key in wanted[0]) for row in data[name]} if wanted else ()
         return [
             f"{name}.csv: {' '.join(map(str, row.values()))}"
             for row in wanted
@@ -112,6 +113,12 @@ def missing(data):
         ),
         *lacks("salus", [{"figure": figure, "case": case} for figure, case in salus_cases()]),
         *lacks("capuchin", [{"net": net, "slower": slower} for net in NETS for slower in [1, 8]]),
+        *lacks(
+            "measured",
+            [{"net": net, "planner": p} for net in measured.NETS for p in measured.PLANNERS]
+            if data["measured"]
+            else [],
+        ),
     ]
 
 
@@ -129,6 +136,7 @@ SECTIONS = [
         "Capuchin's measured execution",
         lambda d: capuchin.section(d["capuchin"], d["published"], d["real"], table),
     ),
+    ("Plans measured on the host", lambda d: measured.section(d["measured"], table)),
     (
         "Table IV: jobs launched one by one",
         lambda d: one_by_one(d["arrivals"], d["published"], d["real"]),
