@@ -60,9 +60,8 @@ class Margin:
         """What to do after iterations of ``schedule`` that reserved ``over`` bytes more than the
         budget, or less: plan with another margin, act by an earlier schedule, or nothing.
         """
-        left = schedule.budget_bytes - schedule.peak_bytes
         if over > 0:
-            self._failed, self._quicker_ns = left, schedule.time_ns
+            self._failed, self._quicker_ns = self.bytes, schedule.time_ns
             self.missed(schedule)
             if self._best is None:
                 if not schedule.met:
@@ -79,7 +78,7 @@ class Margin:
             if self._best is schedule:  # It came back, and fits again.
                 return None
             if self._best is None or schedule.time_ns < self._best.time_ns:
-                self._best, self._fitted = schedule, left
+                self._best, self._fitted = schedule, self.bytes
             least = self._best.time_ns - self._best.time_ns // 50
             close = -over < schedule.budget_bytes // 40 or self._quicker_ns > least
             if self._failed is None or close:

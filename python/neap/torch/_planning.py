@@ -226,7 +226,11 @@ class Planner:
         return f'{{"problem":{self._written},"ask":{json.dumps(ask)}}}'
 
     def plan(
-        self, budget: Callable[[int], int], less: tuple[int, int] = (0, 0), banned: Bans = ()
+        self,
+        budget: Callable[[int], int],
+        less: tuple[int, int] = (0, 0),
+        banned: Bans = (),
+        unpredicted: int = 0,
     ) -> Schedule:
         """The schedule for a budget.
 
@@ -235,6 +239,7 @@ class Planner:
             less: bytes of it that the allocator needs beyond what it gives out, with all updates in
                 the step and with updates inside backward.
             banned: calls that must not be run again.
+            unpredicted: such bytes beside these where what the allocator reserves is not predicted.
 
         Raises:
             PlanError: if the planner fails. A budget that can't be met is no failure: then the
@@ -249,6 +254,7 @@ class Planner:
             {
                 "budget": asked,
                 "less": less,
+                "unpredicted": unpredicted,
                 "banned": [numbers(self.ranges), numbers(self._soon_ranges)],
                 "effort": _EFFORT,
             }
@@ -340,6 +346,8 @@ class Planner:
             peak_bytes=answer["peak_bytes"],
             unplanned_peak_bytes=self.unplanned,
             iteration_ns=answer["iteration_ns"],
+            trims=[(kind, number, more) for kind, number, more in answer["trims"]],
+            giving_back_ns=answer["giving_back_ns"],
             unplanned_iteration_ns=self.unplanned_ns,
             swap_bytes=sum(moved[one].bytes for one in acted),
             excluded=self.excluded,

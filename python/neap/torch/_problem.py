@@ -123,7 +123,7 @@ class Problem:
             "end": end,
             "let_go": let_go,
             "let_go_pack": pack,
-            "over_the_end": life.until is not None,
+            "until": life.until,
             "held": bool(storage.saved) and alone is None,
         }
 

@@ -63,6 +63,8 @@ class Search:
         self._say = say
         self._learned = 0
         """The margin that the watched iterations showed."""
+        self._spare = 0
+        """The part of it that is left free beside what the allocator is predicted to reserve."""
         self._margins = _margins(0)
         """Those of plans with updates inside backward, or not, and with trims, or not."""
         self._replans = 0
@@ -115,6 +117,7 @@ class Search:
         sizes vary, free memory lies in pieces of other sizes.
         """
         spare = self.budget(peak) // SPARE if varies else 0
+        self._spare = spare
         self._learned = self._enforcement.learn(peak, spare)
         self._begin_anew()
 
@@ -126,13 +129,13 @@ class Search:
         """
         self.planner = planner
         margins = self._margins[False, self._trims].bytes, self._margins[True, self._trims].bytes
-        return planner.plan(self.budget, margins, self._banned)
+        return planner.plan(self.budget, margins, self._banned, self._learned - self._spare)
 
     def begin(self, schedule: Schedule) -> None:
         """The plan acts from now on."""
         if self._missed and self.settled:  # It missed the budget least of all.
             self._report.say_whether_met(schedule, False)
-        self._trims |= bool(schedule.trims)
+        self._trims |= any(kind == "begin" for kind, *_ in schedule.trims)
         self._report.margin_bytes = self._margin(schedule).bytes
         self._measure(schedule)
 
@@ -304,8 +307,6 @@ class Search:
             return None
         margin = self._margin(schedule)
         before = margin.bytes
-        if self._trims and over > 0:  # The next plan must be lower than this one.
-            margin.bytes = max(before, schedule.budget_bytes - schedule.peak_bytes)
         found = margin.judge(schedule, over)
         if isinstance(found, Schedule):  # It fitted, and is looked at once more.
             self._say("neap: an earlier plan was better")
@@ -342,7 +343,8 @@ class Search:
             self._instead = schedule, self._margin(schedule).bytes
         self._trims, self._replans = True, 0
         self._margin(quickest).bytes = before
-        return replace(quickest, trims=[("begin", 0, quickest.budget_bytes)])
+        begin = ("begin", 0, quickest.budget_bytes)
+        return replace(quickest, trims=[*quickest.trims, begin], giving_back_ns=0)
 
     def _with_more_trims(self, schedule: Schedule, over: int) -> Schedule | None:
         """The plan with more points at which the allocator gives memory back, if that may help."""
@@ -368,7 +370,7 @@ class Search:
             return None
         self._loosened = True
         margin = self._margin(schedule)
-        before, margin.bytes = margin.bytes, schedule.budget_bytes - schedule.peak_bytes + missing
+        before, margin.bytes = margin.bytes, margin.bytes + missing
         other = self._plan_anew(f"the allocator left only {size(-over)} of the budget")
         if other is None or not other.met or schedule.is_better_than(other):
             margin.bytes = before
@@ -462,7 +464,7 @@ class Search:
         self.settled = self._loosened = False
         self._quickest = None
         self._forget_plans()
-        return _with_trims_of(schedule, other)
+        return _with_trims_of(schedule, other) if self._trims else other
 
     def _forget_plans(self) -> None:
         """Margins stay, but not what plans showed before."""
@@ -497,7 +499,7 @@ class Search:
         self.settled = self._loosened = self._trims = False
         self._replans = self._again = 0
         self._quickest = self._instead = self._tight = None
-        self._margins = _margins(self._learned)
+        self._margins = _margins(self._spare)
 
 
 def _with_trims_of(schedule: Schedule, other: Schedule) -> Schedule:

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::course::Ran;
 use super::graph::{self, Is, Planned};
 use super::loans;
+use super::reserved::{Asked, Reserved};
 use super::updates;
 use super::world::{Change, World, blocks};
 use crate::contract::Event;
@@ -25,9 +26,9 @@ const AFTER: Point = Point("after", 0);
 
 /// A point, with the step that follows it.
 #[derive(Clone, Copy, Debug)]
-struct Moment {
-    place: usize,
-    point: Point,
+pub(super) struct Moment {
+    pub place: usize,
+    pub point: Point,
 }
 
 /// What happens to something at a point.
@@ -51,10 +52,21 @@ pub struct Actions {
     /// What runs when, and what stands then.
     #[serde(skip)]
     pub ran: Ran,
+    /// The most bytes that PyTorch's allocator reserves, as far as its requests are known. Nothing
+    /// where updates run inside backward or parameters leave: these requests are not known.
+    pub reserved_bytes: u64,
+    /// The same if the allocator gives no memory back.
+    #[serde(skip)]
+    pub without_trims: u64,
+    /// Points at which the allocator gives memory back, each with the bytes that it reserves until
+    /// the next point.
+    pub trims: Vec<(&'static str, usize, u64)>,
+    /// How long that takes in an iteration, about.
+    pub giving_back_ns: u64,
 }
 
 /// What moves.
-enum What {
+pub(super) enum What {
     Activation(usize),
     /// A parcel, and the moment at which it must be back.
     Loan(usize, usize),
@@ -64,13 +76,13 @@ enum What {
 
 /// One way out and back: the step before which the copy to the host has ended, and the moments at
 /// which it begins, at which its bytes are given back, and at which it comes back.
-struct Move {
-    what: What,
-    bytes: i64,
+pub(super) struct Move {
+    pub what: What,
+    pub bytes: i64,
     copied: usize,
     out: usize,
-    drop: usize,
-    back: usize,
+    pub drop: usize,
+    pub back: usize,
 }
 
 /// A plan of a world's graph.
@@ -161,7 +173,13 @@ fn last(moments: &[Moment], place: usize) -> Option<usize> {
 /// The actions that carry out a plan of the world's graph. Their peak may be lower than the plan's,
 /// as copies begin later than a plan may ask for them.
 #[must_use]
-pub fn actions(world: &World<'_>, planned: &Planned, plan: &Plan<'_>, divisible: bool) -> Actions {
+pub fn actions(
+    world: &World<'_>,
+    planned: &Planned,
+    plan: &Plan<'_>,
+    divisible: bool,
+    limit: u64,
+) -> Actions {
     let moments = moments(world, !planned.loans.is_empty());
     let mut times: BTreeMap<TensorId, Times> = BTreeMap::new();
     for event in plan.events {
@@ -211,6 +229,15 @@ pub fn actions(world: &World<'_>, planned: &Planned, plan: &Plan<'_>, divisible:
     }
     let standing = drop_in_time(&unmoved, &moments, &mut moves, plan.peak);
     made.peak_bytes = standing.iter().copied().max().unwrap_or(0).max(0).cast_unsigned();
+    if limit > 0 && !world.way.early && !world.way.lend {
+        let (moments, moves, away, storages) = (&moments, &moves, &moved, &made.moved);
+        let asked = Asked { world, moments, moves, moved: storages, away, divisible };
+        let Reserved { bytes, without, trims, giving_back_ns } = asked.reserved(limit);
+        let trims = trims.into_iter().map(|(Point(kind, number), more)| (kind, number, more));
+        made.trims = trims.collect();
+        (made.reserved_bytes, made.giving_back_ns) = (bytes, giving_back_ns);
+        made.without_trims = without;
+    }
     made.ran = Ran::new(plan.program, plan.run, standing);
     let name = |state: usize| world.problem.storages[world.states[state].storage].name.clone();
     made.away =

@@ -8,10 +8,12 @@
 
 pub mod actions;
 pub mod course;
+mod fitted;
 mod graph;
 mod loans;
 pub mod problem;
 mod ranges;
+mod reserved;
 pub mod search;
 #[cfg(test)]
 mod tests;
@@ -35,6 +37,9 @@ pub struct Ask {
     /// Bytes of it that the allocator needs beyond what it gives out, with all updates in the step
     /// and with updates inside backward; negative where the peak was seen to be lower than planned.
     pub less: (i64, i64),
+    /// Such bytes beside these where what the allocator reserves is not predicted: with updates
+    /// inside backward, and where parameters leave.
+    pub unpredicted: i64,
     /// Ranges that must not run again, of the usual iteration and of that with early updates.
     pub banned: (Vec<usize>, Vec<usize>),
     /// The planner's effort; nothing for the usual.

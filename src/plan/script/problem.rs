@@ -142,8 +142,8 @@ pub struct Life {
     /// The first saved tensor at which that is so: those that an operator saves after it has run
     /// come before its caller lets go of what it read.
     pub let_go_pack: usize,
-    /// Whether its like from the iteration before is freed in this one.
-    pub over_the_end: bool,
+    /// The place at which it is freed in the next iteration, where it stands over the end.
+    pub until: Option<usize>,
     /// Whether something other than autograd holds what autograd saved of it.
     pub held: bool,
 }
@@ -256,7 +256,8 @@ impl Problem {
             }
             for life in &iteration.lives {
                 known("the storage of a life", &[life.storage])?;
-                let places = [life.born.unwrap_or(0), life.end, life.let_go];
+                let until = life.until.unwrap_or(0);
+                let places = [life.born.unwrap_or(0), life.end, life.let_go, until];
                 within("the place of a life", &places, operators + 1)?;
                 within(
                     "the saved tensor of a life",

@@ -45,49 +45,103 @@ const NEAR: usize = 6;
 /// How many sets are planned with the usual effort.
 const FINALISTS: usize = 3;
 
+/// For how many lower budgets sets are compared again where the allocator reserves too much. Each
+/// is lower by what the quickest plan reserves too much, and at least by this part of the last.
+const BUDGETS: usize = 3;
+pub(super) const LEAST_PART: u64 = 100;
+
 /// How many targets are tried for a set whose actions exceed the budget.
 const TARGETS: u32 = 4;
 
 /// Small tensors move only where nothing else helps.
 const LARGER: Bytes = Bytes(2 << 20);
 
-/// How good a plan is, smaller being better: first what fits, by time; else by peak.
-type Worth = (bool, u64, u64);
+/// How good a plan is, smaller being better: first what the allocator has room for, by time; then
+/// what stands within the budget, by what is reserved; then the rest by what stands.
+pub(super) type Worth = (Keeps, u64, u64);
+
+/// What a plan keeps within the budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Keeps {
+    /// What is reserved, or where that is not asked, what stands.
+    All,
+    /// What stands, while more is reserved.
+    Standing,
+    /// Nothing.
+    Nothing,
+}
 
 /// A plan as the package carries it out.
-struct Found {
-    actions: Actions,
-    time: u64,
-    /// Whether the actions keep to the budget.
-    met: bool,
+pub(super) struct Found {
+    pub actions: Actions,
+    /// With that of giving memory back.
+    pub time: u64,
+    pub keeps: Keeps,
     /// What the planner was given of the budget.
-    target: u64,
+    pub target: u64,
 }
 
 impl Found {
+    fn met(&self) -> bool {
+        self.keeps != Keeps::Nothing
+    }
+
     const fn worth(&self) -> Worth {
-        let peak = self.actions.peak_bytes;
-        if self.met { (false, self.time, peak) } else { (true, peak, self.time) }
+        let bytes = self.actions.peak_bytes;
+        match self.keeps {
+            Keeps::All => (self.keeps, self.time, bytes),
+            Keeps::Standing => (self.keeps, self.actions.reserved_bytes, self.time),
+            Keeps::Nothing => (self.keeps, bytes, self.time),
+        }
     }
 }
 
+/// What the planner decided.
+pub(super) struct Decided {
+    pub events: Vec<Event>,
+    pub program: Program,
+    pub run: Run,
+    /// Whether a lower target may give a lower peak.
+    pub reached: bool,
+}
+
 /// A plan of a world.
-struct Made<'a> {
-    world: World<'a>,
-    planned: Planned,
-    found: Found,
+pub(super) struct Made<'a> {
+    pub world: World<'a>,
+    pub planned: Planned,
+    pub found: Found,
 }
 
 impl Made<'_> {
-    const fn worth(&self) -> Worth {
+    pub(super) const fn worth(&self) -> Worth {
         self.found.worth()
     }
 
     /// Takes another plan of the same world, if it is better.
-    fn improve(&mut self, other: Option<Found>) {
+    pub(super) fn improve(&mut self, other: Option<Found>) {
         if let Some(other) = other.filter(|other| other.worth() < self.worth()) {
             self.found = other;
         }
+    }
+}
+
+/// The best plan so far.
+struct Best<'a> {
+    made: Made<'a>,
+    /// The time of the quickest sketch that stands within the budget.
+    quickest: Option<u64>,
+    /// By how many bytes the quickest plan that stands within the budget reserves too much.
+    missed: u64,
+}
+
+impl Best<'_> {
+    fn is_no_slower(&self, than: Option<u64>) -> bool {
+        let found = &self.made.found;
+        found.keeps == Keeps::All && than.is_none_or(|time| found.time <= time)
+    }
+
+    fn is_quickest(&self) -> bool {
+        self.is_no_slower(self.quickest)
     }
 }
 
@@ -95,14 +149,17 @@ impl Made<'_> {
 type Key = BTreeSet<usize>;
 
 /// The search of one way to plan.
-struct Search<'a> {
-    problem: &'a Problem,
+pub(super) struct Search<'a> {
+    pub problem: &'a Problem,
     iteration: &'a Iteration,
-    way: Way,
+    pub way: Way,
     device: &'a Profile,
-    budget: u64,
-    divisible: bool,
-    effort: u32,
+    /// What the allocator may reserve.
+    pub limit: u64,
+    /// What may stand at once, which leaves the allocator the rest.
+    pub budget: u64,
+    pub divisible: bool,
+    pub effort: u32,
     tried: BTreeMap<Key, Worth>,
 }
 
@@ -124,41 +181,50 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
     let search = |way: Way| {
         let (less, banned) =
             if way.early { (ask.less.1, &ask.banned.1) } else { (ask.less.0, &ask.banned.0) };
+        let less = if way.early || way.lend { less + ask.unpredicted } else { less };
         let iteration = problem.soon.as_ref().filter(|_| way.early).unwrap_or(&problem.usual);
         let divisible = problem.move_states && !way.early;
-        let (tried, budget) = (BTreeMap::new(), bound(less));
+        let (tried, limit) = (BTreeMap::new(), bound(less));
         let effort = ask.effort.unwrap_or(neap::EFFORT);
-        Search { problem, iteration, way, device, budget, divisible, effort, tried }.best(banned)
+        let budget = limit;
+        Search { problem, iteration, way, device, limit, budget, divisible, effort, tried }
+            .best(banned)
     };
     let mut best = search(usual)?;
     // Other bytes may stand in the step than without a plan, and what is slow may be quicker with
     // pieces that are half as large.
     let slow = problem.usual.at_most(GOOD);
     for (halved, piece) in sizes.enumerate() {
-        if !best.found.met || (halved == 0 && best.found.time > slow) {
+        if !best.found.met() || (halved == 0 && best.found.time > slow) {
             let smaller = search(Way { piece, ..usual })?;
             best = better(best, smaller);
         }
     }
-    if !best.found.met && !problem.lend.is_empty() && problem.backward.is_some() {
+    if !best.found.met() && !problem.lend.is_empty() && problem.backward.is_some() {
         let lent = search(Way { lend: true, ..best.world.way })?;
         best = better(best, lent);
     }
     if problem.soon.is_some() {
         best = better(best, search(early)?);
     }
-    let Made { world, planned, found: Found { actions, time, met, .. } } = best;
+    let Made { world, planned, found } = best;
+    let (met, Found { actions, time, .. }) = (found.met(), found);
     let course = Course::of(&world, &planned, &actions.ran).text();
     Ok(Answer {
         met,
         early: world.way.early,
-        iteration_ns: time,
+        iteration_ns: time - actions.giving_back_ns,
         actions,
         course,
         ranges: world.ranges,
         ahead: world.way.ahead,
         piece: world.way.piece,
     })
+}
+
+/// The planner contradicted itself.
+fn defect(error: &dyn ToString) -> PlanError {
+    PlanError::Defect(error.to_string())
 }
 
 impl Iteration {
@@ -168,7 +234,7 @@ impl Iteration {
     }
 }
 
-fn better<'a>(one: Made<'a>, other: Made<'a>) -> Made<'a> {
+pub(super) fn better<'a>(one: Made<'a>, other: Made<'a>) -> Made<'a> {
     if other.worth() < one.worth() { other } else { one }
 }
 
@@ -178,10 +244,28 @@ impl<'a> Search<'a> {
         let banned: BTreeSet<usize> = banned.iter().copied().collect();
         let all = 0..self.iteration.ranges.len();
         let usable: Vec<usize> = all.filter(|number| !banned.contains(number)).collect();
-        let nothing = self.sketch(Vec::new())?;
+        let mut best = self.round(&usable, None)?;
+        for _ in 0..BUDGETS {
+            let stands = best.made.found.actions.peak_bytes <= self.limit;
+            if self.way.early || self.way.lend || best.is_quickest() || !stands {
+                break;
+            }
+            self.budget = self.budget.saturating_sub(best.missed.max(self.budget / LEAST_PART));
+            best = self.round(&usable, Some(best))?;
+        }
+        Ok(best.made)
+    }
+
+    /// The best plan in which no more than the budget stands, or the one before.
+    fn round(
+        &mut self,
+        usable: &[usize],
+        before: Option<Best<'a>>,
+    ) -> Result<Best<'a>, ScriptError> {
+        let nothing = self.sketch(Vec::new(), false)?;
         self.tried.insert(Key::new(), nothing.worth());
-        if !nothing.found.met || nothing.found.time > self.iteration.at_most(FREE) {
-            self.compare_sets(&usable)?;
+        if !nothing.found.met() || nothing.found.time > self.iteration.at_most(FREE) {
+            self.compare_sets(usable)?;
         }
         let mut sets: Vec<(Worth, Vec<usize>)> = std::mem::take(&mut self.tried)
             .into_iter()
@@ -190,16 +274,34 @@ impl<'a> Search<'a> {
         sets.sort();
         let mut rest = sets.split_off(sets.len().min(FINALISTS));
         // Where no sketch fits, swaps alone may reach less than their sketch says.
-        if sets[0].0.0 {
+        if sets[0].0.0 == Keeps::Nothing {
             rest.retain(|(_, set)| set.is_empty());
             sets.append(&mut rest);
         }
+        let quickest = sets
+            .iter()
+            .filter(|(worth, _)| worth.0 != Keeps::Nothing)
+            .map(|(worth, _)| worth.1)
+            .min();
+        let before = match before {
+            // What stands within less is no quicker.
+            Some(before) if before.is_no_slower(quickest) => {
+                return Ok(Best { quickest, ..before });
+            }
+            before => before,
+        };
         let made = in_parallel(sets.len(), |at| self.carefully(&sets[at].1, usable.is_empty()));
-        let mut best = nothing;
-        for made in made {
-            best = better(best, made?);
-        }
-        Ok(best)
+        let mut made: Vec<Made<'a>> = made.into_iter().collect::<Result<_, _>>()?;
+        made.sort_by_key(Made::worth);
+        let stand = made.iter().filter(|made| made.found.actions.peak_bytes <= self.budget);
+        let quick = stand.min_by_key(|made| made.found.time - made.found.actions.giving_back_ns);
+        let reserved = quick.map_or(0, |made| made.found.actions.without_trims);
+        let missed = reserved.saturating_sub(self.limit);
+        let best = made.into_iter().chain(before.map(|b| b.made));
+        let best = best.reduce(better).unwrap_or(nothing);
+        let sets: Vec<Vec<usize>> = sets.into_iter().map(|(_, set)| set).collect();
+        let made = self.fitted(&sets, best)?;
+        Ok(Best { made, quickest, missed })
     }
 
     /// Sketches sets of ranges, those that follow from what came of others.
@@ -211,7 +313,7 @@ impl<'a> Search<'a> {
         let cheap = unchained(self.iteration, operators);
         let mut best = self.along(&cheap, |set| set.to_vec())?;
         let made = best.1.clone();
-        if best.0 <= (false, self.iteration.at_most(GOOD), u64::MAX) {
+        if best.0 <= (Keeps::All, self.iteration.at_most(GOOD), u64::MAX) {
             return Ok(());
         }
         let beside = |calls: &[usize], operators: &[usize]| {
@@ -302,34 +404,41 @@ impl<'a> Search<'a> {
             }
         }
         let this = &*self;
-        let made = in_parallel(new.len(), |at| this.sketch(new[at].clone()).map(|m| m.worth()));
+        let made =
+            in_parallel(new.len(), |at| this.sketch(new[at].clone(), false).map(|m| m.worth()));
         for (set, worth) in new.into_iter().zip(made) {
             self.tried.insert(key(set), worth?);
         }
         Ok(sets.into_iter().map(|set| (self.tried[&key(&set)], set)).collect())
     }
 
-    /// The planner's first choice for a set of ranges.
-    fn sketch(&self, set: Vec<usize>) -> Result<Made<'a>, ScriptError> {
+    /// The planner's first choice for a set of ranges; with `allocator` also what the allocator
+    /// reserves for it.
+    fn sketch(&self, set: Vec<usize>, allocator: bool) -> Result<Made<'a>, ScriptError> {
         let world = World::new(self.problem, self.way, set);
         let planned = graph(&world, self.divisible)?;
-        // Streaming is a search of its own, too long for each set; the finalists get it.
-        let (stream, linger) = (false, false);
-        let method = Method::Neap(neap::Options { stream, linger, ..options(0, false) });
-        let Planned { graph, latencies, .. } = &planned;
-        let (link, pinned) = (&self.device.link, self.device.pinned_bytes);
-        let defect = |e: &dyn ToString| PlanError::Defect(e.to_string());
-        let found = self.lowering(self.budget, |target| {
-            let given = Given { graph, latencies, link, pinned, target: target / 512 * 512 };
-            let decided = method.decide(&given, &mut Memory::Nothing);
-            let events = decided.emitted.events;
-            let program = Program::new(graph, latencies, &events).map_err(|e| defect(&e))?;
-            let run = engine::nominal(&program, link).map_err(|e| defect(&e))?;
-            let actions = self.actions(&world, &planned, &events, &program, &run);
-            Ok(Some((actions, run.iteration.0, decided.reached)))
+        let found = self.lowering(self.budget, allocator, |target| {
+            let Decided { events, program, run, reached } = self.decide(&planned, target)?;
+            let actions = self.actions(&world, &planned, &events, &program, &run, allocator);
+            Ok(Some((actions, run.iteration.0, reached)))
         })?;
         let found = found.ok_or_else(|| defect(&"it decided nothing"))?;
         Ok(Made { world, planned, found })
+    }
+
+    /// The planner's first choice for a target.
+    pub(super) fn decide(&self, planned: &Planned, target: u64) -> Result<Decided, PlanError> {
+        // Streaming is a search of its own, too long for each set; the finalists get it.
+        let (stream, linger) = (false, false);
+        let method = Method::Neap(neap::Options { stream, linger, ..options(0, false) });
+        let Planned { graph, latencies, .. } = planned;
+        let (link, pinned) = (&self.device.link, self.device.pinned_bytes);
+        let given = Given { graph, latencies, link, pinned, target: target / 512 * 512 };
+        let decided = method.decide(&given, &mut Memory::Nothing);
+        let (events, reached) = (decided.emitted.events, decided.reached);
+        let program = Program::new(graph, latencies, &events).map_err(|e| defect(&e))?;
+        let run = engine::nominal(&program, link).map_err(|e| defect(&e))?;
+        Ok(Decided { events, program, run, reached })
     }
 
     /// The best of the plans for ever lower targets: what a plan gives back at once stands until
@@ -338,13 +447,14 @@ impl<'a> Search<'a> {
     fn lowering(
         &self,
         mut target: u64,
+        allocator: bool,
         mut plan: impl FnMut(u64) -> Result<Option<(Actions, u64, bool)>, ScriptError>,
     ) -> Result<Option<Found>, ScriptError> {
         let mut best: Option<Found> = None;
         for _ in 0..TARGETS {
             let Some((actions, time, may_be_lower)) = plan(target)? else { break };
             let over = actions.peak_bytes.saturating_sub(self.budget);
-            let found = Found { met: over == 0, actions, time, target };
+            let found = self.found(actions, time, target, allocator);
             if best.as_ref().is_none_or(|best| found.worth() < best.worth()) {
                 best = Some(found);
             }
@@ -356,28 +466,47 @@ impl<'a> Search<'a> {
         Ok(best)
     }
 
-    /// What carries out a plan.
-    fn actions(
+    pub(super) const fn found(
+        &self,
+        actions: Actions,
+        time: u64,
+        target: u64,
+        allocator: bool,
+    ) -> Found {
+        let keeps = if actions.peak_bytes > self.budget {
+            Keeps::Nothing
+        } else if allocator && actions.reserved_bytes > self.limit {
+            Keeps::Standing
+        } else {
+            Keeps::All
+        };
+        Found { keeps, time: time + actions.giving_back_ns, actions, target }
+    }
+
+    /// What carries out a plan; with `allocator` also what the allocator reserves for it.
+    pub(super) fn actions(
         &self,
         world: &World<'_>,
         planned: &Planned,
         events: &[Event],
         program: &Program,
         run: &Run,
+        allocator: bool,
     ) -> Actions {
+        let limit = if allocator { self.limit } else { 0 };
         let peak = engine::peak(&engine::memory(program, run)).0;
-        actions(world, planned, &Plan { events, program, run, peak }, self.divisible)
+        actions(world, planned, &Plan { events, program, run, peak }, self.divisible, limit)
     }
 
     /// The best plan for a set of ranges that the usual effort finds; where none fits, the lowest.
     fn carefully(&self, set: &[usize], all_banned: bool) -> Result<Made<'a>, ScriptError> {
-        let mut best = self.sketch(set.to_vec())?;
-        if self.effort == 0 && best.found.met {
+        let mut best = self.sketch(set.to_vec(), true)?;
+        if self.effort == 0 && best.found.met() {
             return Ok(best);
         }
         best.improve(self.made(&best, options(self.effort, true))?);
         // Swaps alone are many, and each costs the host its time: fewer may be as quick.
-        if all_banned && best.found.met {
+        if all_banned && best.found.met() {
             let fewer = neap::Options { min_swap: LARGER, ..options(self.effort, true) };
             best.improve(self.made(&best, fewer)?);
         }
@@ -385,7 +514,7 @@ impl<'a> Search<'a> {
     }
 
     /// A plan by these options, if there is one.
-    fn made(
+    pub(super) fn made(
         &self,
         sketch: &Made<'_>,
         options: neap::Options,
@@ -393,24 +522,27 @@ impl<'a> Search<'a> {
         let Planned { graph, latencies, .. } = &sketch.planned;
         let with = |budget: u64| Request {
             method: Method::Neap(options.clone()),
+            addresses: false,
             ..Request::new(graph, self.device, latencies, Bytes(budget))
         };
         let carried_out = |made: arrange::Arranged| {
             let budget::Planned { plan, program, run, .. } = made.planned;
             let events = &plan.jobs[0].events;
-            let actions = self.actions(&sketch.world, &sketch.planned, events, &program, &run);
+            let actions =
+                self.actions(&sketch.world, &sketch.planned, events, &program, &run, true);
             (actions, run.iteration.0)
         };
-        let from = if sketch.found.met { sketch.found.target } else { self.budget };
-        let made = self.lowering(from, |target| {
+        let stands = |found: &Found| found.actions.peak_bytes <= self.budget;
+        let from = if stands(&sketch.found) { sketch.found.target } else { self.budget };
+        let made = self.lowering(from, true, |target| {
             let made = feasible(arrange::make_for(&with(target), None))?.ok().map(carried_out);
             Ok(made.map(|(actions, time)| (actions, time, true)))
         })?;
-        if sketch.found.met || made.as_ref().is_some_and(|made| made.met) {
+        if stands(&sketch.found) || made.as_ref().is_some_and(stands) {
             return Ok(made);
         }
         let most = 2 * sketch.world.peak().max(self.budget);
-        let lowest = self.lowering(from, |_| {
+        let lowest = self.lowering(from, true, |_| {
             let made = feasible(arrange::minimum_for(&with(most), None))?.ok().map(carried_out);
             Ok(made.map(|(actions, time)| (actions, time, false)))
         })?;
@@ -420,7 +552,7 @@ impl<'a> Search<'a> {
 
 /// A script runs its operators in its own order, each of them as a whole, and may write to a tensor
 /// up to its last use. What runs again is not the planner's choice.
-fn options(effort: u32, portfolio: bool) -> neap::Options {
+pub(super) fn options(effort: u32, portfolio: bool) -> neap::Options {
     let (recompute, reorder, split, early) = (false, false, false, false);
     neap::Options { effort, portfolio, recompute, reorder, split, early, ..Default::default() }
 }

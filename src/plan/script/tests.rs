@@ -77,7 +77,7 @@ fn chain(layers: &[Layer]) -> Problem {
         end: 2 * n - i,
         let_go: (i + 2).min(2 * n - 1 - i),
         let_go_pack: 0,
-        over_the_end: false,
+        until: None,
         held: false,
     });
     let packs = (0..n).map(|i| Pack {
@@ -152,7 +152,7 @@ fn device() -> Profile {
 }
 
 fn ask(budget: u64) -> Ask {
-    Ask { budget, less: (0, 0), banned: (Vec::new(), Vec::new()), effort: Some(0) }
+    Ask { budget, less: (0, 0), unpredicted: 0, banned: (Vec::new(), Vec::new()), effort: Some(0) }
 }
 
 fn unplanned(problem: &Problem) -> u64 {
@@ -379,6 +379,7 @@ proptest! {
         if answer.actions.away.is_empty() && answer.ranges.is_empty() {
             let counted = counted(&problem, &answer);
             prop_assert!(counted <= answer.actions.peak_bytes, "{} {:?}", counted, answer);
+            prop_assert!(counted <= answer.actions.reserved_bytes, "{} {:?}", counted, answer);
         }
         let again = plan(&problem, &device(), &ask(budget)).unwrap();
         prop_assert_eq!(format!("{answer:?}"), format!("{again:?}"));

@@ -137,7 +137,7 @@ pub fn states(world: &World<'_>) -> Vec<State> {
 /// Whether a piece that has these parameters and bytes of states takes no more bytes. All states of
 /// a piece are on the device for its update, so what would make it much larger begins the next.
 const fn full(parameters: usize, most: usize, size: u64, more: u64, piece: u64) -> bool {
-    parameters >= most || size >= piece || (size > 0 && 2 * (size + more) > 3 * piece)
+    parameters >= most || size >= piece || (size > 0 && 2 * (size + more) > piece.saturating_mul(3))
 }
 
 /// Which updates run in one call, by step.

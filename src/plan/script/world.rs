@@ -69,6 +69,20 @@ impl Points {
     }
 }
 
+/// Bytes that the allocator gives out as one block.
+#[derive(Clone, Copy, Debug)]
+pub struct Stand {
+    /// The storage; nothing for what runs again.
+    pub storage: Option<usize>,
+    /// The bytes.
+    pub bytes: i64,
+    /// The step that makes it; nothing if it is there before the first.
+    pub first: Option<usize>,
+    /// The first place at which it is gone. Places of the next iteration follow on the last one's
+    /// end.
+    pub end: usize,
+}
+
 /// Bytes that come and go between places.
 pub struct Change(Vec<i64>);
 
@@ -113,6 +127,9 @@ pub struct Way {
     pub ahead: bool,
     /// The bytes of states that a piece of the step should have.
     pub piece: u64,
+    /// Of the bytes of activations that can leave, those that stay because they are born last, in
+    /// percent. What stays then lies together in the allocator's memory, and so does what is free.
+    pub stay: u32,
 }
 
 /// One iteration with some ranges run again.
@@ -129,6 +146,14 @@ pub struct World<'a> {
     pub steps: Vec<Step>,
     /// Bytes that stand during each, when nothing is moved.
     pub resident: Vec<i64>,
+    /// Bytes that stand during the whole iteration and between iterations.
+    pub always: i64,
+    /// The storages among these.
+    pub lasting: Vec<usize>,
+    /// What comes and goes, when nothing is moved.
+    pub stands: Vec<Stand>,
+    /// Bytes beside these during single steps, with each step's scratch.
+    pub beside: Vec<i64>,
     /// What can leave, in order of birth.
     pub movable: Vec<Activation>,
     /// Optimizer states that can stay on the host.
@@ -167,6 +192,10 @@ impl<'a> World<'a> {
             ranges,
             steps: Vec::new(),
             resident: Vec::new(),
+            always: 0,
+            lasting: Vec::new(),
+            stands: Vec::new(),
+            beside: Vec::new(),
             movable: Vec::new(),
             states: Vec::new(),
             at: Vec::new(),
@@ -263,6 +292,18 @@ impl<'a> World<'a> {
         }
         let standing: Vec<i64> = operators.iter().map(|o| signed(o.standing)).collect();
         let fixed = lives.added_to(&standing);
+        let mut carried = Change::new(operators.len());
+        for life in &iteration.lives {
+            carried.stand(size(life.storage), 0, life.until.unwrap_or(0));
+        }
+        let carried = carried.added_to(&vec![0; operators.len()]);
+        let scratch = |place: usize| blocks(operators[place].workspace);
+        let bare = |place: usize| fixed[place] - carried[place] - scratch(place);
+        self.always = (0..operators.len()).map(bare).min().unwrap_or(0);
+        let more = |step: &Step| if step.again { 0 } else { bare(step.origin) - self.always };
+        self.beside = self.steps.iter().map(|step| more(step) + self.workspace(step)).collect();
+        let coming: BTreeSet<usize> = iteration.lives.iter().map(|life| life.storage).collect();
+        self.lasting = (0..problem.storages.len()).filter(|s| !coming.contains(s)).collect();
         // What runs again has what stands at the place where it runs, and its own scratch.
         let mut follower = operators.len() - 1;
         let mut resident = vec![0; self.steps.len()];
@@ -291,6 +332,13 @@ impl<'a> World<'a> {
             let span = (self.at[life.born.unwrap_or(0)], self.before[end.min(operators.len())]);
             self.spans[life.storage] = span;
             change.stand(size(life.storage), span.0, span.1);
+            let over = life.until.map(|until| self.steps.len() + 1 + self.before[until]);
+            self.stands.push(Stand {
+                storage: Some(life.storage),
+                bytes: size(life.storage),
+                first: life.born.map(|_| span.0),
+                end: over.unwrap_or(span.1),
+            });
         }
         for (&range, &begin) in self.ranges.iter().zip(rerun) {
             let range = &iteration.ranges[range];
@@ -310,7 +358,10 @@ impl<'a> World<'a> {
                     } else {
                         last
                     };
-                    change.stand(size(storage), place, end.max(place + 1));
+                    let end = end.max(place + 1);
+                    change.stand(size(storage), place, end);
+                    let (storage, bytes, first) = (None, size(storage), Some(place));
+                    self.stands.push(Stand { storage, bytes, first, end });
                 }
             }
         }
@@ -343,7 +394,7 @@ impl<'a> World<'a> {
             let storage = life.storage;
             let Some(rounds) = rounds.get(&storage) else { continue };
             let small = self.problem.storages[storage].bytes < self.problem.smallest;
-            if small || life.born.is_none() || life.over_the_end || life.held {
+            if small || life.born.is_none() || life.until.is_some() || life.held {
                 continue;
             }
             let (born, gone) = self.spans[storage];
@@ -362,6 +413,14 @@ impl<'a> World<'a> {
             }
         }
         movable.sort_by_key(|one| (one.born, one.storage));
+        let size = |one: &Activation| self.problem.storages[one.storage].bytes;
+        let all: u64 = movable.iter().map(size).sum();
+        let mut left = all - all / 100 * u64::from(self.way.stay);
+        movable.retain(|one| {
+            let leaves = left > 0;
+            left = left.saturating_sub(size(one));
+            leaves
+        });
         movable
     }
 
