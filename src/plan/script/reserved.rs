@@ -1,13 +1,13 @@
 //! What PyTorch's allocator reserves for a script that runs by a plan, and where it should give
 //! free memory back.
 //!
-//! Free memory lies in pieces, and what fits into none of them is reserved anew, so more is reserved
-//! than stands at any instant. The requests of an iteration are those of the recording: each storage
-//! for as long as it stands, each operator's scratch, and what the plan's actions give back and ask
-//! for again. They are replayed by the allocator's simulation, a few iterations one after another.
-//! With expandable segments the allocator can give whole free pages back to the device
-//! (`torch.cuda.empty_cache`), and reserve others in their place. That takes time; it is done only
-//! at points after which too much would be reserved.
+//! Free memory lies in pieces, and what fits into none of them is reserved anew, so more is
+//! reserved than stands at any instant. The requests of an iteration are those of the recording:
+//! each storage for as long as it stands, each operator's scratch, and what the plan's actions give
+//! back and ask for again. They are replayed by the allocator's simulation, a few iterations one
+//! after another. With expandable segments the allocator can give whole free pages back to the
+//! device (`torch.cuda.empty_cache`), and reserve others in their place. That takes time; it is
+//! done only at points after which too much would be reserved.
 
 use std::collections::{BTreeMap, BTreeSet};
 
