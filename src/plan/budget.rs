@@ -32,7 +32,6 @@ pub(super) use polish::slow;
 pub(crate) use reserve::quicker_for;
 pub(super) use rungs::settled;
 pub(super) use written::on_device;
-use written::whole;
 pub use written::{unplanned, written};
 
 use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
@@ -61,9 +60,6 @@ pub struct Request<'a> {
     pub whole: BTreeMap<OpId, Latency>,
     /// What the arena may not exceed.
     pub budget: Bytes,
-    /// Whether tensors get addresses. Without them the arena is as large as the bytes that stand at
-    /// once: for an executor whose allocator finds its own.
-    pub addresses: bool,
     /// The planner and its switches.
     pub method: Method,
     /// The switches that differ from their defaults, for the plan's record.
@@ -86,7 +82,6 @@ impl<'a> Request<'a> {
             latencies,
             whole: BTreeMap::new(),
             budget,
-            addresses: true,
             method: Method::default(),
             recorded_options: BTreeMap::new(),
         }
@@ -458,7 +453,7 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        let (program, placements, height) = placed(request, program, &emitted, self.budget)?;
+        let (program, placements, height) = placed(program, &emitted, self.budget)?;
         if height <= self.budget {
             let mut planned = finish(request, self.liveness, emitted, program, placements, height)?;
             if self.rival.is_some_and(|rival| planned.run.iteration >= rival) {
@@ -498,18 +493,11 @@ fn simulated(graph: &Graph, planned: &Planned, framework: Option<&Framework>) ->
     framework.map(|f| reserved::planned(graph, &planned.program, &planned.run, f).settle(f))
 }
 
-/// The program with its placements, and the height of the arena.
 fn placed(
-    request: &Request<'_>,
     mut program: Program,
     emitted: &Emitted,
     budget: u64,
 ) -> Result<(Program, Vec<Placement>, u64), PlanError> {
-    if !request.addresses {
-        let run = nominal(&program, &request.device.link)?;
-        let height = engine::peak(&engine::memory(&program, &run)).0;
-        return Ok((program, Vec::new(), height));
-    }
     let tied = place::items(&program, emitted);
     let bare: Vec<place::Item> = tied.iter().map(|(item, _)| item.clone()).collect();
     let layout = place::place(&bare, budget);
@@ -531,13 +519,9 @@ fn finish(
     height: u64,
 ) -> Result<Planned, PlanError> {
     let link = &request.device.link;
-    let (host_slots, pinned, run) = if request.addresses {
-        let pool = pinned::place(&mut program, link, request.device.pinned_bytes)
-            .map_err(|e| PlanError::Defect(e.to_string()))?;
-        (pool.offsets, pool.bytes, pool.run)
-    } else {
-        (BTreeMap::new(), Bytes::ZERO, nominal(&program, link)?)
-    };
+    let pool = pinned::place(&mut program, link, request.device.pinned_bytes)
+        .map_err(|e| PlanError::Defect(e.to_string()))?;
+    let (host_slots, pinned, run) = (pool.offsets, pool.bytes, pool.run);
     let framework = request.graph.framework();
     let unplanned_peak =
         if request.graph.origin.is_some() { Liveness::of(framework).peak } else { liveness.peak };
@@ -577,6 +561,22 @@ fn finish(
         figures,
     };
     Ok(Planned { plan, program, run, reserved: None, basis: None })
+}
+
+/// What operators of the file that run in pieces take as a whole.
+fn whole(request: &Request<'_>) -> BTreeMap<OpId, Latency> {
+    let Some(origin) = &request.graph.origin else { return BTreeMap::new() };
+    let mut whole: BTreeMap<OpId, Latency> = BTreeMap::new();
+    for (&(id, piece), latency) in origin.operators.iter().zip(request.latencies) {
+        if piece.is_some() {
+            let none = Latency { time: Nanos::ZERO, source: latency.source };
+            whole.entry(id).or_insert(none).time += latency.time;
+        }
+    }
+    for (id, of) in &mut whole {
+        *of = request.whole.get(id).copied().unwrap_or(*of);
+    }
+    whole
 }
 
 /// Loading what starts on the device, one tensor after the other.

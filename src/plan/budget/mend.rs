@@ -264,7 +264,7 @@ impl Search<'_> {
         let Ok(program) = Program::new(request.graph, request.latencies, &emitted.events) else {
             return Ok(None);
         };
-        let (program, _, height) = placed(request, program, &emitted, self.budget)?;
+        let (program, _, height) = placed(program, &emitted, self.budget)?;
         let run = nominal(&program, &request.device.link)?;
         let mut framework = framework.clone();
         let mut requests = reserved::planned(request.graph, &program, &run, &framework);
@@ -338,7 +338,7 @@ impl Search<'_> {
         let Ok(program) = Program::new(request.graph, request.latencies, &emitted.events) else {
             return Ok(None);
         };
-        let (program, placements, height) = placed(request, program, &emitted, self.budget)?;
+        let (program, placements, height) = placed(program, &emitted, self.budget)?;
         let mut planned = finish(request, self.liveness, emitted, program, placements, height)?;
         planned.reserved = simulated(request.graph, &planned, Some(framework));
         if framework.first > Bytes::ZERO {

@@ -214,7 +214,7 @@ fn reached(
     let emitted = method.decide(&given, memory).emitted;
     let program = Program::new(graph, latencies, &emitted.events)
         .map_err(|e| PlanError::Defect(e.to_string()))?;
-    let (program, placements, height) = placed(request, program, &emitted, target)?;
+    let (program, placements, height) = placed(program, &emitted, target)?;
     let mut planned = finish(request, liveness, emitted, program, placements, height)?;
     planned.reserved = simulated(graph, &planned, framework);
     Ok(Some(planned).filter(|p| !p.fails()))

@@ -156,7 +156,7 @@ fn quicker(
     if nominal(&program, &request.device.link)?.iteration >= rival {
         return Ok(None);
     }
-    let (program, placements, height) = placed(request, program, &emitted, budget)?;
+    let (program, placements, height) = placed(program, &emitted, budget)?;
     if height > budget {
         return Ok(None);
     }

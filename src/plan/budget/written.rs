@@ -1,13 +1,10 @@
 //! Plans of events that are given: none, decisions, or those of another plan.
 
-use std::collections::BTreeMap;
-
 use super::{PlanError, Planned, Request, finish, placed};
-use crate::contract::Latency;
 use crate::emit::Emitted;
 use crate::job::liveness::Liveness;
 use crate::sim::program::{Program, ProgramError};
-use crate::units::{Bytes, Nanos, OpId};
+use crate::units::Bytes;
 
 /// The job without any event, placed: what an unplanned run does.
 ///
@@ -26,7 +23,7 @@ pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
 pub fn written(request: &Request<'_>, emitted: Emitted) -> Result<Planned, PlanError> {
     let program = Program::new(request.graph, request.latencies, &emitted.events)
         .map_err(|e| PlanError::Defect(e.to_string()))?;
-    let (program, placements, height) = placed(request, program, &emitted, 0)?;
+    let (program, placements, height) = placed(program, &emitted, 0)?;
     let liveness = Liveness::of(request.graph);
     let mut planned = finish(request, &liveness, emitted, program, placements, height)?;
     planned.plan.budget = Bytes(height);
@@ -49,20 +46,4 @@ pub(crate) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Plan
     let emitted = Emitted { events: job.events.clone(), ..Emitted::default() };
     let height = planned.plan.figures.arena_bytes.0;
     finish(request, &Liveness::of(request.graph), emitted, program, job.placements.clone(), height)
-}
-
-/// What operators of the file that run in pieces take as a whole.
-pub(super) fn whole(request: &Request<'_>) -> BTreeMap<OpId, Latency> {
-    let Some(origin) = &request.graph.origin else { return BTreeMap::new() };
-    let mut whole: BTreeMap<OpId, Latency> = BTreeMap::new();
-    for (&(id, piece), latency) in origin.operators.iter().zip(request.latencies) {
-        if piece.is_some() {
-            let none = Latency { time: Nanos::ZERO, source: latency.source };
-            whole.entry(id).or_insert(none).time += latency.time;
-        }
-    }
-    for (id, of) in &mut whole {
-        *of = request.whole.get(id).copied().unwrap_or(*of);
-    }
-    whole
 }

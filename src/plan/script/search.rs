@@ -46,8 +46,8 @@ const NEAR: usize = 6;
 const FINALISTS: usize = 3;
 
 /// For how many lower budgets sets are compared again where the allocator reserves too much. Each
-/// is lower by what the quickest plan reserves too much, and at least by this part of the last.
-const BUDGETS: usize = 3;
+/// is lower by half of what the quickest plan reserves too much, and at least by this part of it.
+const BUDGETS: usize = 4;
 pub(super) const LEAST_PART: u64 = 100;
 
 /// How many targets are tried for a set whose actions exceed the budget.
@@ -250,7 +250,7 @@ impl<'a> Search<'a> {
             if self.way.early || self.way.lend || best.is_quickest() || !stands {
                 break;
             }
-            self.budget = self.budget.saturating_sub(best.missed.max(self.budget / LEAST_PART));
+            self.budget = self.budget.saturating_sub((best.missed / 2).max(self.budget / LEAST_PART));
             best = self.round(&usable, Some(best))?;
         }
         Ok(best.made)
@@ -522,7 +522,6 @@ impl<'a> Search<'a> {
         let Planned { graph, latencies, .. } = &sketch.planned;
         let with = |budget: u64| Request {
             method: Method::Neap(options.clone()),
-            addresses: false,
             ..Request::new(graph, self.device, latencies, Bytes(budget))
         };
         let carried_out = |made: arrange::Arranged| {
