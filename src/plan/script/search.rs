@@ -250,7 +250,8 @@ impl<'a> Search<'a> {
             if self.way.early || self.way.lend || best.is_quickest() || !stands {
                 break;
             }
-            self.budget = self.budget.saturating_sub((best.missed / 2).max(self.budget / LEAST_PART));
+            self.budget =
+                self.budget.saturating_sub((best.missed / 2).max(self.budget / LEAST_PART));
             best = self.round(&usable, Some(best))?;
         }
         Ok(best.made)
