@@ -269,6 +269,11 @@ class Enforcement:
         beyond = self._statistic("reserved_bytes.all.current") - peak
         return max(min(beyond, peak // 20), least)
 
+    def is_expandable(self) -> bool:
+        """Whether the allocator's segments for large blocks grow (``expandable_segments``)."""
+        large = (one for one in segments() if one["segment_type"] == "large") if self._on else ()
+        return any(one["is_expandable"] for one in large)
+
     def growth(self, budget: int) -> Growth | None:
         """What finds where the allocator reserves more than ``budget``, on a device."""
         return Growth(budget) if self._on else None

@@ -231,6 +231,7 @@ class Planner:
         less: tuple[int, int] = (0, 0),
         banned: Bans = (),
         unpredicted: int = 0,
+        expandable: bool = False,
     ) -> Schedule:
         """The schedule for a budget.
 
@@ -240,6 +241,7 @@ class Planner:
                 the step and with updates inside backward.
             banned: calls that must not be run again.
             unpredicted: such bytes beside these where what the allocator reserves is not predicted.
+            expandable: whether the allocator's segments grow; then it is predicted.
 
         Raises:
             PlanError: if the planner fails. A budget that can't be met is no failure: then the
@@ -255,6 +257,7 @@ class Planner:
                 "budget": asked,
                 "less": less,
                 "unpredicted": unpredicted,
+                "expandable": expandable,
                 "banned": [numbers(self.ranges), numbers(self._soon_ranges)],
                 "effort": _EFFORT,
             }

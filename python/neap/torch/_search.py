@@ -129,7 +129,9 @@ class Search:
         """
         self.planner = planner
         margins = self._margins[False, self._trims].bytes, self._margins[True, self._trims].bytes
-        return planner.plan(self.budget, margins, self._banned, self._learned - self._spare)
+        left = self._learned - self._spare
+        expandable = self._enforcement.is_expandable()
+        return planner.plan(self.budget, margins, self._banned, left, expandable)
 
     def begin(self, schedule: Schedule) -> None:
         """The plan acts from now on."""

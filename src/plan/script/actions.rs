@@ -52,8 +52,7 @@ pub struct Actions {
     /// What runs when, and what stands then.
     #[serde(skip)]
     pub ran: Ran,
-    /// The most bytes that PyTorch's allocator reserves, as far as its requests are known. Nothing
-    /// where updates run inside backward or parameters leave: these requests are not known.
+    /// The most bytes that PyTorch's allocator reserves, if that is predicted.
     pub reserved_bytes: u64,
     /// The same if the allocator gives no memory back.
     #[serde(skip)]
@@ -171,7 +170,8 @@ fn last(moments: &[Moment], place: usize) -> Option<usize> {
 }
 
 /// The actions that carry out a plan of the world's graph. Their peak may be lower than the plan's,
-/// as copies begin later than a plan may ask for them.
+/// as copies begin later than a plan may ask for them. With a limit it is predicted what the
+/// allocator reserves, and where it should give memory back to keep to that.
 #[must_use]
 pub fn actions(
     world: &World<'_>,
@@ -229,7 +229,7 @@ pub fn actions(
     }
     let standing = drop_in_time(&unmoved, &moments, &mut moves, plan.peak);
     made.peak_bytes = standing.iter().copied().max().unwrap_or(0).max(0).cast_unsigned();
-    if limit > 0 && !world.way.early && !world.way.lend {
+    if limit > 0 {
         let (moments, moves, away, storages) = (&moments, &moves, &moved, &made.moved);
         let asked = Asked { world, moments, moves, moved: storages, away, divisible };
         let Reserved { bytes, without, trims, giving_back_ns } = asked.reserved(limit);

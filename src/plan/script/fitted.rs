@@ -30,7 +30,7 @@ impl<'a> Search<'a> {
         sets: &[Vec<usize>],
         best: Made<'a>,
     ) -> Result<Made<'a>, ScriptError> {
-        if self.way.early || self.way.lend || best.found.actions.peak_bytes > self.limit {
+        if !self.predicts || best.found.actions.peak_bytes > self.limit {
             return Ok(best);
         }
         let fits = best.found.keeps == Keeps::All;

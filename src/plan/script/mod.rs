@@ -37,8 +37,10 @@ pub struct Ask {
     /// Bytes of it that the allocator needs beyond what it gives out, with all updates in the step
     /// and with updates inside backward; negative where the peak was seen to be lower than planned.
     pub less: (i64, i64),
-    /// Such bytes beside these where what the allocator reserves is not predicted: with updates
-    /// inside backward, and where parameters leave.
+    /// Whether the allocator's segments grow, which is what its simulation is asked for.
+    pub expandable: bool,
+    /// Such bytes beside these where what the allocator reserves is not predicted: with other
+    /// segments, with updates inside backward, and where parameters leave.
     pub unpredicted: i64,
     /// Ranges that must not run again, of the usual iteration and of that with early updates.
     pub banned: (Vec<usize>, Vec<usize>),

@@ -158,6 +158,8 @@ pub(super) struct Search<'a> {
     pub limit: u64,
     /// What may stand at once, which leaves the allocator the rest.
     pub budget: u64,
+    /// Whether it is predicted what that reserves.
+    pub predicts: bool,
     pub divisible: bool,
     pub effort: u32,
     tried: BTreeMap<Key, Worth>,
@@ -169,9 +171,14 @@ pub(super) struct Search<'a> {
 /// When the recording contradicts itself, or the planner does. A budget that can't be met is none:
 /// then the plan is the lowest that was found.
 pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, ScriptError> {
+    let left = |predicts: bool, less: i64| {
+        if predicts { less } else { less.saturating_add(ask.unpredicted) }
+    };
     let bound = |less: i64| ask.budget.saturating_add_signed(less.saturating_neg()).max(LEAST);
     let whole = problem.piece.bytes;
-    let step = |way| step_peak(&World::new(problem, way, Vec::new())) <= bound(ask.less.0);
+    let step = |way| {
+        step_peak(&World::new(problem, way, Vec::new())) <= bound(left(ask.expandable, ask.less.0))
+    };
     let ahead = step(Way { ahead: true, piece: whole, ..Way::default() });
     // Pieces are no smaller than the budget asks for, since each costs the host its time.
     let mut sizes = (0..=HALVINGS).map(|halved| whole >> halved);
@@ -181,14 +188,26 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
     let search = |way: Way| {
         let (less, banned) =
             if way.early { (ask.less.1, &ask.banned.1) } else { (ask.less.0, &ask.banned.0) };
-        let less = if way.early || way.lend { less + ask.unpredicted } else { less };
+        let predicts = ask.expandable && !way.early && !way.lend;
+        let less = left(predicts, less);
         let iteration = problem.soon.as_ref().filter(|_| way.early).unwrap_or(&problem.usual);
         let divisible = problem.move_states && !way.early;
         let (tried, limit) = (BTreeMap::new(), bound(less));
         let effort = ask.effort.unwrap_or(neap::EFFORT);
         let budget = limit;
-        Search { problem, iteration, way, device, limit, budget, divisible, effort, tried }
-            .best(banned)
+        let search = Search {
+            problem,
+            iteration,
+            way,
+            device,
+            limit,
+            budget,
+            predicts,
+            divisible,
+            effort,
+            tried,
+        };
+        search.best(banned)
     };
     let mut best = search(usual)?;
     // Other bytes may stand in the step than without a plan, and what is slow may be quicker with
@@ -247,7 +266,7 @@ impl<'a> Search<'a> {
         let mut best = self.round(&usable, None)?;
         for _ in 0..BUDGETS {
             let stands = best.made.found.actions.peak_bytes <= self.limit;
-            if self.way.early || self.way.lend || best.is_quickest() || !stands {
+            if !self.predicts || best.is_quickest() || !stands {
                 break;
             }
             self.budget =
@@ -494,7 +513,7 @@ impl<'a> Search<'a> {
         run: &Run,
         allocator: bool,
     ) -> Actions {
-        let limit = if allocator { self.limit } else { 0 };
+        let limit = if allocator && self.predicts { self.limit } else { 0 };
         let peak = engine::peak(&engine::memory(program, run)).0;
         actions(world, planned, &Plan { events, program, run, peak }, self.divisible, limit)
     }

@@ -152,7 +152,14 @@ fn device() -> Profile {
 }
 
 fn ask(budget: u64) -> Ask {
-    Ask { budget, less: (0, 0), unpredicted: 0, banned: (Vec::new(), Vec::new()), effort: Some(0) }
+    Ask {
+        budget,
+        less: (0, 0),
+        expandable: true,
+        unpredicted: 0,
+        banned: (Vec::new(), Vec::new()),
+        effort: Some(0),
+    }
 }
 
 fn unplanned(problem: &Problem) -> u64 {
