@@ -56,7 +56,9 @@ class Margin:
         self._step = 0
         """By how many bytes the last plan missed, and how far the margin grew then."""
 
-    def judge(self, schedule: Schedule, over: int) -> Schedule | int | None:
+    def judge(
+        self, schedule: Schedule, over: int, predicted: bool = False
+    ) -> Schedule | int | None:
         """What to do after iterations of ``schedule`` that reserved ``over`` bytes more than the
         budget, or less: plan with another margin, act by an earlier schedule, or nothing.
         """
@@ -81,7 +83,8 @@ class Margin:
                 self._best, self._fitted = schedule, self.bytes
             least = self._best.time_ns - self._best.time_ns // 50
             close = -over < schedule.budget_bytes // 40 or self._quicker_ns > least
-            if self._failed is None or close:
+            # A plan that was made for what is reserved leaves little by chance.
+            if self._failed is None or close or predicted:
                 return self._back(schedule)
         span = self._fitted - self._failed
         if self._refined >= _REFINEMENTS or span < schedule.budget_bytes // 50:

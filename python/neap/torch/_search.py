@@ -309,7 +309,8 @@ class Search:
             return None
         margin = self._margin(schedule)
         before = margin.bytes
-        found = margin.judge(schedule, over)
+        known = not schedule.early and not schedule.lent
+        found = margin.judge(schedule, over, known and self._enforcement.is_expandable())
         if isinstance(found, Schedule):  # It fitted, and is looked at once more.
             self._say("neap: an earlier plan was better")
             return found
