@@ -26,10 +26,6 @@ const ITERATIONS: usize = 3;
 /// The most points of an iteration at which memory is given back.
 const POINTS: usize = 12;
 
-/// Blocks of at most this size have segments of their own, [`SMALL_SEGMENT`] each.
-const SMALL: u64 = 1 << 20;
-const SMALL_SEGMENT: u64 = 2 << 20;
-
 /// A page of an expandable segment. `python/neap/torch/_pages.py` has this and the two times, too.
 const PAGE: u64 = 20 << 20;
 const PAGE_NS: u64 = 150_000;
@@ -73,18 +69,11 @@ struct Timeline {
     changes: Vec<(usize, When, Change)>,
     blocks: u32,
     points: Vec<Point>,
-    /// The bytes of small blocks that come and go, by place.
-    small: BTreeMap<usize, i64>,
 }
 
 impl Timeline {
     fn stand(&mut self, bytes: i64, from: (usize, When), until: (usize, When)) {
         if bytes <= 0 || until <= from {
-            return;
-        }
-        if bytes.cast_unsigned() <= SMALL {
-            *self.small.entry(from.0).or_insert(0) += bytes;
-            *self.small.entry(until.0.max(from.0 + 1)).or_insert(0) -= bytes;
             return;
         }
         let id = self.blocks;
@@ -96,16 +85,6 @@ impl Timeline {
     fn point(&mut self, point: Point, place: usize, when: When) {
         self.changes.push((place, when, Change::Point(self.points.len())));
         self.points.push(point);
-    }
-
-    /// The most bytes that small blocks take.
-    fn most_small(&self) -> u64 {
-        let mut standing = 0;
-        let sums = self.small.values().map(|change| {
-            standing += change;
-            standing
-        });
-        sums.max().unwrap_or(0).max(0).cast_unsigned().next_multiple_of(SMALL_SEGMENT)
     }
 }
 
@@ -139,8 +118,6 @@ impl Asked<'_> {
     pub fn reserved(&self, limit: u64) -> Reserved {
         let timeline = self.timeline();
         let (replay, next) = self.start();
-        let constant = timeline.most_small();
-        let limit = limit.saturating_sub(constant);
         let mut more = vec![0; timeline.points.len()];
         let mut give: BTreeSet<usize> = BTreeSet::new();
         let mut first: Option<Reserved> = None;
@@ -148,7 +125,7 @@ impl Asked<'_> {
             let pass = Pass::new(&timeline, replay.clone(), next, self.world.steps.len());
             let pass = pass.run(&give, &more, limit);
             let grew = more.iter().zip(&pass.more).any(|(known, seen)| seen > known);
-            let bytes = pass.peak + constant;
+            let bytes = pass.peak;
             let found = Reserved {
                 bytes,
                 without: first.as_ref().map_or(bytes, |first| first.bytes),
