@@ -255,11 +255,8 @@ class Job:
         return rows
 
     def budgets(self):
-        """Every planner at every budget, by `neap compare`; its answer is no where a budget is met
-        by none.
-        """
+        """Every planner at every budget."""
         arguments = [
-            "compare",
             self.graph,
             "--device",
             self.device,
@@ -270,17 +267,8 @@ class Job:
             "--accounting",
             "paper",
         ]
-        done = subprocess.run(
-            [self.bench.neap, "--json", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        if done.returncode > 1:
-            sys.exit(done.stderr)
-        return [
-            {"net": self.net, "batch": self.batch, **row} for row in json.loads(done.stdout)["rows"]
-        ]
+        rows = self.bench.compare(*arguments)
+        return [{"net": self.net, "batch": self.batch, **row} for row in rows]
 
 
 def numbers(form):
@@ -302,14 +290,21 @@ class Bench:
             subprocess.run(["cargo", "build", "--release", "--quiet"], cwd=ROOT, check=True)
             self.neap = str(ROOT / "target/release/neap")
 
+    def asked(self, arguments):
+        """What neap said, as JSON where it has an answer."""
+        command = [self.neap, "--json", *map(str, arguments)]
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def compare(self, *arguments):
+        """The rows of `neap compare`; its answer is no where a budget is met by none."""
+        done = self.asked(["compare", *arguments])
+        if done.returncode > 1:
+            sys.exit(done.stderr)
+        return json.loads(done.stdout)["rows"]
+
     def answer(self, *arguments, no=False):
         """neap's answer; with `no`, None where the answer is no."""
-        done = subprocess.run(
-            [self.neap, "--json", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        done = self.asked(arguments)
         if done.returncode == 1 and no:
             return None
         if done.returncode:

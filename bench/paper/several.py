@@ -1,9 +1,6 @@
 """Several jobs that every planner plans together."""
 
 import csv
-import json
-import subprocess
-import sys
 
 from cells import PLANNERS, SEVERAL
 
@@ -26,7 +23,6 @@ class Several:
     def compare(self, budgets, planners):
         graphs = [job.graph for job in self.jobs]
         arguments = [
-            "compare",
             *graphs,
             "--device",
             self.device,
@@ -37,15 +33,7 @@ class Several:
             "--planners",
             ",".join(planners),
         ]
-        done = subprocess.run(
-            [self.bench.neap, "--json", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        if done.returncode > 1:
-            sys.exit(done.stderr)
-        rows = json.loads(done.stdout)["rows"]
+        rows = self.bench.compare(*arguments)
         for row in rows:
             # One job's round is its iteration.
             for key in ["iteration_ns", "unplanned_iteration_ns"]:
