@@ -28,7 +28,7 @@ impl<'a> Search<'a> {
     pub(super) fn fitted(
         &self,
         sets: &[Vec<usize>],
-        best: Made<'a>,
+        mut best: Made<'a>,
     ) -> Result<Made<'a>, ScriptError> {
         if !self.predicts || best.found.actions.peak_bytes > self.limit {
             return Ok(best);
@@ -49,7 +49,6 @@ impl<'a> Search<'a> {
         found.truncate(CAREFULLY);
         let careful =
             in_parallel(found.len(), |at| self.made(&found[at], options(self.effort, true)));
-        let mut best = best;
         for (mut made, careful) in found.into_iter().zip(careful) {
             made.improve(careful?);
             best = better(best, made);

@@ -20,7 +20,7 @@ use crate::sim::allocator::replay::{LARGEST_DEVICE, Replay};
 use crate::sim::requests::Request;
 use crate::units::Bytes;
 
-/// Iterations that are replayed. Most plans reserve their most in the first or the second.
+/// Iterations that are replayed: a later one begins with the gaps that the one before it left.
 const ITERATIONS: usize = 3;
 
 /// The most points of an iteration at which memory is given back.
