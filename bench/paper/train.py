@@ -1,5 +1,6 @@
 """A few iterations of a net's training, as `bench/paper/record` records them: train.py NET BATCH
-SIZE.
+SIZE [PLACE]. With the place `backward`, zero_grad stands before backward, in place of the start of
+the iteration.
 """
 
 import sys
@@ -8,6 +9,7 @@ import torch
 import torchvision
 
 net, batch, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+late = sys.argv[4:] == ["backward"]
 if net == "inception_v4":
     import timm
 
@@ -20,9 +22,14 @@ model = model.cuda()
 optimizer = torch.optim.Adam(model.parameters())
 images, labels = torch.zeros(batch, 3, size, size), torch.zeros(batch, dtype=torch.long)
 for _ in range(3):
-    optimizer.zero_grad()
+    if not late:
+        optimizer.zero_grad()
     answer = model(images.cuda())
     if net == "inception_v3":
         answer = answer.logits
-    torch.nn.functional.cross_entropy(answer, labels.cuda()).backward()
+    loss = torch.nn.functional.cross_entropy(answer, labels.cuda())
+    if late:
+        optimizer.zero_grad()
+    loss.backward()
+    del loss
     optimizer.step()
