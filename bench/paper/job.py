@@ -387,6 +387,7 @@ class Bench:
             "bytes": file.stat().st_size,
             "r2_per_mille": fit["r2_per_mille"],
             "mse_millionths": fit["mse_millionths"],
+            "h2d_bytes_per_s": self.answer("device", "show", job.device)["link"]["h2d"],
         }
 
     def graph(self, name):

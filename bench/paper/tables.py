@@ -4,10 +4,34 @@ import capuchin
 import crowd
 import measured
 import salus
-from cells import BATCHES, COPIES, CROWD, NETS, PLANNERS, SEVERAL, SHARES, ours, table
+from cells import (
+    BATCHES,
+    COPIES,
+    CROWD,
+    MIXED,
+    NAMES,
+    NETS,
+    PLANNERS,
+    SEVERAL,
+    SHARES,
+    ours,
+    table,
+)
 from tables_many import at_once, one_by_one, several
 from tables_more import equal, links, mlp, older
 from tables_one import batches, causes, first, single
+
+
+# neap is planned to be as quick as these.
+EQUAL = ["vdnn-all", "capuchin", "tensile-updated"]
+# Published rows: of Table II, and of the other tables with the planners in all of them.
+FIRST = ["TENSILE", "prediction", "Capuchin"]
+OTHERS = [("mixed", "all five"), *((f"older{x}", "VGG") for x in ["", " x1", " x2", " x3"])]
+PUBLISHED = ["vDNN", "Capuchin", "TENSILE"]
+
+
+def is_mixed(row):
+    return row["jobs"].startswith(MIXED)
 
 
 def salus_cases():
@@ -65,8 +89,24 @@ def missing(data):
             [
                 {"net": net, "planner": planner, "budget": budget}
                 for net in NETS
-                for planner in ["vdnn-all", "vdnn-conv", "capuchin", "tensile", "neap"]
+                for planner in [*PLANNERS, "offload-optimizer", "dtr"]
                 for budget in SHARES
+            ],
+        ),
+        *lacks(
+            "results",
+            [
+                {"net": net, "batch": 16, "device": "a6000", "rule": rule}
+                for net in NETS
+                for rule in ["5 % added time", *(f"time of {planner}" for planner in EQUAL)]
+            ],
+        ),
+        *lacks(
+            "results",
+            [
+                {"net": net, "batch": batch, "device": device, "planner": planner, "rule": rule}
+                for net, batch, device in jobs
+                for planner, rule in [("neap-updated", "TENSILE's arena (updated)")]
             ],
         ),
         *lacks("prediction", [{"net": net} for net in NETS]),
@@ -94,6 +134,23 @@ def missing(data):
             ],
         ),
         *lacks(
+            "several",
+            [
+                {"jobs": mixed, "planner": planner, "budget": budget}
+                for mixed in {row["jobs"] for row in data["several"] if is_mixed(row)} or [MIXED]
+                for planner in PLANNERS
+                for budget in SEVERAL
+            ],
+        ),
+        *lacks(
+            "published",
+            [
+                *({"table": "single", "net": n, "planner": p} for n in NETS for p, _ in NAMES),
+                *({"table": "first", "net": n, "planner": p} for n in NETS for p in FIRST),
+                *({"table": t, "net": n, "planner": p} for t, n in OTHERS for p in PUBLISHED),
+            ],
+        ),
+        *lacks(
             "links",
             [
                 {"net": net, "link": link, "when": when}
@@ -112,7 +169,16 @@ def missing(data):
             ],
         ),
         *lacks("salus", [{"figure": figure, "case": case} for figure, case in salus_cases()]),
-        *lacks("capuchin", [{"net": net, "slower": slower} for net in NETS for slower in [1, 8]]),
+        *lacks(
+            "capuchin",
+            [
+                {"net": net, "slower": slower, "copies": copies, "memory": memory}
+                for net in NETS
+                for slower in [1, 8]
+                for copies in range(1, COPIES + 1)
+                for memory in (capuchin.KINDS if copies > 1 else ["parts"])
+            ],
+        ),
         *lacks(
             "measured",
             [{"net": net, "planner": p} for net in measured.NETS for p in measured.PLANNERS]
