@@ -51,8 +51,8 @@ pub struct Options {
     /// Stop swapping in time after 100 rounds, once the last three rounds together gained less than
     /// 0.05 %.
     pub stop_rule: bool,
-    /// The largest share of tensors that may be swapped, in percent (the paper's max swapping
-    /// rate).
+    /// The largest share of its tensors that a job may swap, in percent. (The paper's max swapping
+    /// rate is a job's swapped tensors over those of all jobs.)
     pub max_swap_rate: u32,
     /// Keep smaller tensors on the device while anything else helps.
     pub min_swap: Bytes,
