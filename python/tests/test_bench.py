@@ -51,3 +51,19 @@ def test_a_missing_row_is_an_error(copied: Path, name: str) -> None:
         assert f"the first of them {name}.csv" in done.stderr, done.stderr
     file.unlink()
     assert tables(copied).returncode == 1
+
+
+@pytest.mark.parametrize("name", ["results", "results-xmem", "small"])
+def test_a_job_or_device_that_xmem_lacks_is_an_error(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "bench/xmem"
+    shutil.copytree(ROOT / "bench/xmem", folder, ignore=shutil.ignore_patterns("*.svg", "*.gz"))
+    file = folder / f"{name}.csv"
+    file.write_text("".join(file.read_text("utf-8").splitlines(keepends=True)[:-1]), "utf-8")
+    # The drawings come after the check of jobs, and need matplotlib and neap.
+    without = "import sys; sys.modules['matplotlib'] = None; import runpy; sys.argv = sys.argv[1:]"
+    path = f"sys.path.insert(0, {str(folder)!r}); runpy.run_path(sys.argv[0], run_name='__main__')"
+    asked = [str(folder / "run"), "--tables", "--neap", "neap"]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without}; {path}", *asked], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and f"{name}.csv lacks" in done.stderr, done.stderr
