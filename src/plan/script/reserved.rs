@@ -20,8 +20,9 @@ use crate::sim::allocator::replay::{LARGEST_DEVICE, Replay};
 use crate::sim::requests::Request;
 use crate::units::Bytes;
 
-/// Iterations that are replayed: a later one begins with the gaps that the one before it left.
-const ITERATIONS: usize = 3;
+/// Iterations that are replayed: a later one begins with the gaps that the one before it left, and
+/// more may be reserved in each of the first few.
+const ITERATIONS: usize = 6;
 
 /// The most points of an iteration at which memory is given back.
 const POINTS: usize = 12;

@@ -211,10 +211,11 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
     };
     let mut best = search(usual)?;
     // Other bytes may stand in the step than without a plan, and what is slow may be quicker with
-    // pieces that are half as large.
+    // pieces that are half as large, where states leave for the host.
     let slow = problem.usual.at_most(GOOD);
     for (halved, piece) in sizes.enumerate() {
-        if !best.found.met() || (halved == 0 && best.found.time > slow) {
+        let is_slow = best.found.time > slow && !best.found.actions.away.is_empty();
+        if !best.found.met() || (halved == 0 && is_slow) {
             let smaller = search(Way { piece, ..usual })?;
             best = better(best, smaller);
         }
