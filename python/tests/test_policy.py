@@ -60,6 +60,38 @@ def trained(budget: str | None, steps: int = 24) -> tuple[list[torch.Tensor], An
     return [*found, *model.parameters(), *states, torch.get_rng_state()], report
 
 
+def accumulated(budget: str | None, seed: int) -> tuple[list[torch.Tensor], Any, list[str]]:
+    """One to four batches for each step, in no order."""
+    torch.manual_seed(3)
+    draws = random.Random(seed)
+    parts = [one for _ in range(4) for one in (nn.Linear(32, 32), nn.Tanh(), nn.Dropout(0.1))]
+    model = nn.Sequential(*parts)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    said: list[str] = []
+    fit = None if budget is None else Fit([model], [optimizer], budget, "host", said.append)
+    found = []
+    for _ in range(40):
+        for _ in range(draws.randint(1, 4)):
+            loss = model(torch.randn(64, 32)).square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach().clone())
+    report = None if fit is None else fit.close()
+    states = [value for one in optimizer.state.values() for value in one.values()]
+    return [*found, *model.parameters(), *states, torch.get_rng_state()], report, said
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_steps_after_fewer_batches_run_by_the_plan_for_most(seed: int) -> None:
+    right, _, _ = accumulated(None, seed)
+    found, report, _ = accumulated("60%", seed)
+    assert same(right, found)
+    assert report.planned + sum(report.unplanned.values()) == 40
+    assert report.planned >= 40 - report.unplanned["watching"] - 8, report
+    assert report.swapped_in + report.recomputed + report.remade > 0
+
+
 @pytest.mark.parametrize("budget", ["50%", "40%"])
 def test_iterations_that_are_never_alike_give_the_same(budget: str) -> None:
     right, _ = trained(None)

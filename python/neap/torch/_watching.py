@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
+from neap.torch._calls import View
 from neap.torch._early import Completions, moved, why_not
+from neap.torch._grown import grown
 from neap.torch._kinds import Kinds
 from neap.torch._leftovers import Leftovers
 from neap.torch._recorder import Recorder
@@ -25,6 +27,8 @@ class Watched:
         recorder: the finished recording.
         iteration: the iteration that is planned for.
         sizes: where sizes vary, the iterations of its kind.
+        shorter: whether watched iterations end earlier than the planned one, and save the same
+            until then.
         soon: the iteration with updates inside backward, where that is allowed and sound.
         peak: the most that an iteration needed, in bytes.
     """
@@ -32,6 +36,7 @@ class Watched:
     recorder: Recorder
     iteration: _graph.Iteration
     sizes: list[Seen]
+    shorter: bool
     soon: _graph.Iteration | None
     peak: int
 
@@ -64,6 +69,8 @@ class Watching:
         self._completions: Completions | None = None
         self._former: Former | None = None
         """The iteration of varying sizes that was planned for last."""
+        self._watched: Watched | None = None
+        """What was found last, where sizes vary."""
 
     def begin(self, device: str, optimizers: list[Optimizer]) -> None:
         """The next iteration is watched."""
@@ -119,7 +126,24 @@ class Watching:
         else:
             iteration = _graph.iteration(recorder, name)
         soon = self._soon(recorder, iteration, completions, optimizers)
-        return Watched(recorder, iteration, sizes, soon, max([*recorder.peaks, iteration.peak]))
+        shorter = _graph.some_are_shorter(recorder, iteration.which)
+        peak = max([*recorder.peaks, iteration.peak])
+        watched = Watched(recorder, iteration, sizes, shorter, soon, peak)
+        self._watched = watched if self._kinds.varies else None
+        return watched
+
+    def grown(self, larger: Mapping[int, View]) -> Watched | None:
+        """What was found last, but with these saved tensors as large as they were seen since, by
+        place; nothing if that can't be predicted.
+        """
+        known = self._watched
+        iteration = None if known is None else grown(known.recorder, known.iteration, larger)
+        if known is None or iteration is None or not iteration.steady:
+            return None
+        self._former = known.recorder, iteration
+        peak = max(known.peak, iteration.peak)
+        self._watched = replace(known, iteration=iteration, peak=peak)
+        return self._watched
 
     def stop(self) -> None:
         """Watches no more."""
@@ -131,7 +155,7 @@ class Watching:
 
     def forget(self) -> None:
         """What was watched says nothing any more."""
-        self._former = None
+        self._former = self._watched = None
 
     def _soon(
         self,
