@@ -193,6 +193,18 @@ def test_regions_of_the_host_are_used_again() -> None:
     assert larger is not None and larger.memory.data_ptr() == one.memory.data_ptr()
 
 
+def test_what_is_lent_is_used_again_once_its_user_is_gone() -> None:
+    pool = HostPool(False)
+    user = torch.nn.Identity()
+    first, second = pool.lend(user, 1_000_000), pool.lend(user, 2_000_000)
+    assert first is not None and second is not None and pool.is_lent
+    place = first.data_ptr()
+    del user
+    assert not pool.is_lent
+    again = pool.lend(torch.nn.Identity(), 3_000_000)
+    assert again is not None and again.data_ptr() == place
+
+
 def test_what_came_back_may_leave_again() -> None:
     policy = Policy("cpu", Counts())
     policy.begin(0)

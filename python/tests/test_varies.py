@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from neap.torch import _spill, fit
-from neap.torch._grown import predicted
+from neap.torch._calls import View
+from neap.torch._grown import Larger, predicted
 from neap.torch._runtime import FITS
 from neap.torch._schedule import Schedule
 from neap.torch._wanted import differs
@@ -99,6 +100,66 @@ def test_a_plan_for_larger_iterations_is_made_without_watching_them(
     assert report.unplanned["watching"] < 10 and report.planned >= 12, report
     assert report.by_policy == 4, report  # Then the plan is for them.
     assert report.kinds[0].most_bytes > 2 * report.kinds[0].least_bytes
+
+
+def view_of(size: int) -> View:
+    return torch.uint8, (size,), (1,), 0
+
+
+def test_the_largest_of_each_tensor_and_of_all_are_known() -> None:
+    larger = Larger()
+    larger.ended({1: view_of(4), 2: view_of(9)}, 14)
+    larger.ended({1: view_of(5), 2: view_of(7)}, 13)
+    assert (larger.most, larger.saved) == ({1: view_of(5), 2: view_of(9)}, 14)
+    assert larger.largest == {1: view_of(4), 2: view_of(9)}
+
+
+class Parts(nn.Module):
+    """Each layer sees a part of the rows, of its own length each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        rows = zip(x.split(lengths), self.parts)
+        return x + torch.cat([part(one) for one, part in rows])
+
+
+def in_parts(budget: str | None) -> tuple[list[torch.Tensor], Any]:
+    torch.manual_seed(0)
+    chance = random.Random(0)
+    layers = nn.ModuleList(Parts() for _ in range(3))
+    optimizer = torch.optim.Adam(layers.parameters(), 1e-3)
+    fitted = None if budget is None else fit(layers, optimizer, budget=budget)
+    found = []
+    for _ in range(24):
+        x = torch.randn(128, 32)
+        for one in layers:
+            cuts = sorted(chance.randrange(1, 128) for _ in range(3))
+            x = one(x, [b - a for a, b in zip([0, *cuts], [*cuts, 128])])
+        loss = x.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach().clone())
+    report = None if fitted is None else fitted.close()
+    return [*found, *(p.detach() for p in layers.parameters())], report
+
+
+@pytest.mark.usefixtures("small")
+def test_tensors_that_vary_apart_from_each_other_run_by_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_spill, "SMALLEST", 1)
+    alone, _ = in_parts(None)
+    planned, report = in_parts("60%")
+    assert all(torch.equal(a, b) for a, b in zip(alone, planned, strict=True))
+    assert set(report.unplanned) == {"watching"}, report
+    assert report.planned >= 24 - 9, report
+    assert report.swapped_in + report.recomputed + report.remade > 0
 
 
 @pytest.mark.parametrize(

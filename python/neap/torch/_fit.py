@@ -30,7 +30,7 @@ from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, acts, parse_budget, size
-from neap.torch._runtime import FITS, SERVED, SHORTER, Runtime
+from neap.torch._runtime import FITS, LARGER, SERVED, SHORTER, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
@@ -423,6 +423,9 @@ class Fit:
             by_plan = why is None or why in SERVED
             over = self._tell(by_plan, self.schedule.budget_bytes)
             more = self.runtime.policy.left > 0
+            if why == LARGER and not self.runtime.saves_more:
+                why = None  # Other tensors are smaller in return.
+                self._unplanned.ended(self.schedule.limit, self._kinds.period)
             goes_on = why == longer(len(self.schedule.expected))
             self._kinds.ran(why, self.runtime.count, over, more, goes_on)
             self._report.planned += self._kinds.period * by_plan

@@ -10,26 +10,62 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from neap.torch._calls import View
-from neap.torch._graph import Iteration, alike_with, iteration, matched, operators
-from neap.torch._recorder import Recorder
-from neap.torch._storage import Storage
 from neap.torch._wanted import bytes_of
+
+if TYPE_CHECKING:
+    from neap.torch._graph import Iteration
+    from neap.torch._recorder import Recorder
+    from neap.torch._storage import Storage
 
 Sizes = tuple[int, ...]
 """The bytes of one thing in each of the watched iterations."""
+Views = dict[int, View]
+"""Saved tensors by place in the iteration."""
+
+TOO_LARGE = 5
+"""An iteration that makes more than any real one by more than this part of it would have a plan
+that moves too much.
+"""
 
 
-def grown(recorder: Recorder, known: Iteration, larger: Mapping[int, View]) -> Iteration | None:
-    """The iteration that was planned for, but with these saved tensors as large as they were seen;
-    nothing if the watched iterations don't say how all else grows.
+class Larger:
+    """The sizes of iterations that were larger than the planned one.
+
+    Attributes:
+        most: the largest views that were seen.
+        largest: those of the iteration that saved most bytes.
+        saved: the bytes that it saved.
+    """
+
+    def __init__(self) -> None:
+        self.most: Views = {}
+        self.largest: Views = {}
+        self.saved = 0
+
+    def ended(self, views: Views, saved: int) -> None:
+        """Such an iteration has ended."""
+        for place, view in views.items():
+            if place not in self.most or bytes_of(view) > bytes_of(self.most[place]):
+                self.most[place] = view
+        if saved > self.saved:
+            self.saved, self.largest = saved, views
+
+
+def grown(recorder: Recorder, known: Iteration, larger: Larger) -> Iteration | None:
+    """The iteration that was planned for, but with saved tensors as large as they were seen; the
+    largest that was seen, where all of them at their largest would be none that comes. Nothing if
+    the watched iterations don't say how all else grows.
 
     Args:
         recorder: a finished recording of iterations whose sizes vary.
         known: what :func:`neap.torch._widest.widest` gave for it, or this function.
-        larger: views of saved tensors, by place in the iteration.
+        larger: what was seen.
     """
+    from neap.torch._graph import alike_with, iteration
+
     which = known.which
     packs = [one for one in recorder.packs if one.iteration == which]
     others = [n for n in alike_with(recorder, which) if n != which]
@@ -38,17 +74,21 @@ def grown(recorder: Recorder, known: Iteration, larger: Mapping[int, View]) -> I
     )
     if not any(len(set(column)) > 1 for column in columns):
         return None
+    views = [one.view for one in packs]
+    real = max(larger.saved, sum(map(bytes_of, views)))
+    most = [max(view, larger.most.get(n, view), key=bytes_of) for n, view in enumerate(views)]
+    comes = sum(map(bytes_of, most)) <= real + real // TOO_LARGE
+    largest = [larger.largest.get(n, view) for n, view in enumerate(views)]
+    views = most if comes else largest
     now: dict[Sizes, int] = {}
-    for place, (one, column) in enumerate(zip(packs, columns)):
-        view = larger.get(place, one.view)
+    for one, view, column in zip(packs, views, columns):
+        one.view = view
         now[column] = max(bytes_of(view), now.get(column, 0))
-        if bytes_of(view) > bytes_of(one.view):
-            one.view = view
     size: dict[Sizes, int] = {}
     for storage, column in _columns(recorder, which, others):
         if column not in size:
             size[column] = predicted(column, now)
-        storage.bytes = max(storage.bytes, size[column])
+        storage.bytes = max(storage.bytes, size[column]) if comes else size[column]
     wide = iteration(recorder, known.name, which, True)
     for node, before in zip(wide.nodes, known.nodes):
         node.workspace = before.workspace
@@ -61,6 +101,8 @@ def _columns(
     recorder: Recorder, which: int, others: Sequence[int]
 ) -> Iterable[tuple[Storage, Sizes]]:
     """Each storage of the iteration that has its like in all others, with the bytes there."""
+    from neap.torch._graph import matched, operators
+
     found: dict[Storage, dict[int, int]] = {}
     for number in others:
         for op, twin in matched(operators(recorder, which), operators(recorder, number)):

@@ -174,7 +174,7 @@ class HostPool:
         region = self.take(size)
         if region is None:
             return None
-        lent, key = self._lent, id(user)
+        lent, key = self._lent, id(region)  # One user may have several.
 
         def gone(_: weakref.ref[Any]) -> None:
             region.give()

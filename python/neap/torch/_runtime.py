@@ -19,6 +19,7 @@ import torch
 from neap.torch._calls import View
 from neap.torch._due import Due, asked, due
 from neap.torch._enforce import Growth, reserved_now
+from neap.torch._grown import Larger
 from neap.torch._guard import ALONE, Guard, each, entry, meant
 from neap.torch._holder import Counts, Handle, Holder, fault, fills, flat, kept, moved, seen_as
 from neap.torch._lane import Lane
@@ -125,10 +126,10 @@ class Runtime:
         """The same bytes as tensors like the first that is saved of each activation."""
         self._sizes: list[int] = []
         self._guests: list[weakref.ref[Holder] | None] = []
-        self.larger: dict[int, View] = {}
-        """The largest views of saved tensors, by place, that were larger than planned since the
-        plan acts.
-        """
+        self.larger = Larger()
+        """The sizes of iterations that were larger since the plan acts."""
+        self._views: dict[int, View] = {}
+        """What this iteration saved since it was seen to be larger, by place."""
         self._more: HostPool | None = None
         """Memory of the host for what is larger than its slot."""
         self._out: Lane | None = None
@@ -145,7 +146,7 @@ class Runtime:
         self.schedule = schedule
         self._varies = schedule is not None and schedule.varies
         self._fits = (-1, 0) if schedule is None or schedule.fits is None else schedule.fits
-        self._slots, self._whole, self.larger = [], [], {}
+        self._slots, self._whole, self.larger = [], [], Larger()
         if self.device == "cuda" and self._out is None:
             self._out, self._in = Lane(), Lane()
         for lane in (self._out, self._in):
@@ -181,7 +182,7 @@ class Runtime:
         if self._in is not None:
             self._in.settle()
         self.count = self.saved_bytes = 0
-        self.diverged, self.grown = None, False
+        self.diverged, self.grown, self._views = None, False, {}
         self.policy.begin_iteration()
         self.recompute.begin()
         self._backwards = 0
@@ -253,6 +254,8 @@ class Runtime:
         """An iteration ends: nothing, or what made it differ from the one that was planned."""
         if self.growth is not None:
             self.growth.look("end", 0)
+        if self.grown and self.diverged is None:
+            self.larger.ended(self._views, self.saved_bytes)
         if self.schedule is not None and self.diverged is None:
             expected = len(self.schedule.expected)
             if 0 < self.count < expected and self.schedule.shorter:
@@ -263,6 +266,11 @@ class Runtime:
             elif not self._varies:
                 self.saved_bytes = self._before[-1]
         return self.diverged or (LARGER if self.grown else None)
+
+    @property
+    def saves_more(self) -> bool:
+        """Whether autograd saved more in this iteration than in the planned one."""
+        return self.saved_bytes > self._before[-1]
 
     # -- hooks
 
@@ -280,6 +288,8 @@ class Runtime:
                 self.diverge(why, number)
             elif schedule.varies:
                 self._saves_more(number, tensor)
+                if self.grown:
+                    self._views[number] = seen_as(tensor)
         if self._varies or self.diverged is not None:
             self.saved_bytes += bytes_of_elements(tensor)
         return number
@@ -369,6 +379,8 @@ class Runtime:
         if self._varies and self.diverged is None:
             self.saved_bytes += bytes_of_elements(tensor)
             self.policy.passes(tensor)
+            if self.grown:
+                self._views[number] = seen_as(tensor)
         if self.pages.moves:
             self.pages.saved(tensor, packed)
         if acts or self._waiting:
@@ -519,12 +531,8 @@ class Runtime:
         """Looks whether a saved tensor is larger than planned."""
         assert self.schedule is not None
         size, known = bytes_of_elements(tensor), bytes_of(self.schedule.expected[number][0])
-        if size <= known or is_small(size):
-            return
-        seen = self.larger.get(number)
-        if seen is None or size > bytes_of(seen):
-            self.larger[number] = seen_as(tensor)
-        self._grows(size, known)
+        if size > known and not is_small(size):
+            self._grows(size, known)
 
     def _grows(self, size: int, known: int) -> None:
         """Of ``size`` bytes is what had ``known`` in the iteration that was planned: from here on

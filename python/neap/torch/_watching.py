@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
-from neap.torch._calls import View
 from neap.torch._early import Completions, moved, why_not
-from neap.torch._grown import grown
+from neap.torch._grown import Larger, grown
 from neap.torch._kinds import Kinds
 from neap.torch._leftovers import Leftovers
 from neap.torch._recorder import Recorder
@@ -132,9 +131,9 @@ class Watching:
         self._watched = watched if self._kinds.varies else None
         return watched
 
-    def grown(self, larger: Mapping[int, View]) -> Watched | None:
-        """What was found last, but with these saved tensors as large as they were seen since, by
-        place; nothing if that can't be predicted.
+    def grown(self, larger: Larger) -> Watched | None:
+        """What was found last, but as large as iterations were since; nothing if that can't be
+        predicted.
         """
         known = self._watched
         iteration = None if known is None else grown(known.recorder, known.iteration, larger)

@@ -17,16 +17,12 @@ from neap.torch._graph import (
     matched,
     operators,
 )
+from neap.torch._grown import TOO_LARGE
 from neap.torch._recorder import Recorder
 from neap.torch._storage import Storage
 from neap.torch._wanted import bytes_of
 
 Former = tuple[Recorder, Iteration]
-
-_TOO_LARGE = 5
-"""An iteration that makes more than any real one by more than this part of it would have a plan
-that moves too much.
-"""
 
 
 def widest(recorder: Recorder, name: str, former: Former | None = None) -> Iteration:
@@ -54,7 +50,7 @@ def widest(recorder: Recorder, name: str, former: Former | None = None) -> Itera
         _look(recorder, which, other, number, wider)
     real = max(made(recorder, which), *(made(*other) for other in others), 1)
     more = sum(like.bytes - one.bytes for one, like in wider.items() if one.born is not None)
-    if made(recorder, which) + more > real + real // _TOO_LARGE:
+    if made(recorder, which) + more > real + real // TOO_LARGE:
         return found
     for one, like in wider.items():
         one.bytes, one.shape = like.bytes, like.shape
