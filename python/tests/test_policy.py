@@ -30,8 +30,9 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        kinds = (nn.Tanh, nn.GELU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.ELU)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6)
+            nn.Sequential(nn.Linear(16, 16), kind(), nn.Dropout(0.1)) for kind in kinds
         )
 
     def forward(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
