@@ -176,6 +176,16 @@ def replayed(neap, file, *more):
             return [(int(row["allocated_bytes"]), int(row["reserved_bytes"])) for row in read]
 
 
+def over_requests(figure, panels, label):
+    """The figure with what is common to curves of memory over requests."""
+    for axes in panels:
+        axes.set_xlabel("requests and frees")
+        plain(axes)
+    panels[0].set_ylabel(label)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
+    return figure
+
+
 def zero_grad(pyplot, neap):
     """Memory over three iterations with zero_grad at either place."""
     figure, panels = pyplot.subplots(
@@ -193,11 +203,7 @@ def zero_grad(pyplot, neap):
             axes.fill_between(at, allocated, color=colour, alpha=0.35, lw=0)
             axes.plot(at, reserved, color=colour, lw=1.4, label=f"zero_grad {words}")
         axes.set_title(net)
-        axes.set_xlabel("requests and frees")
-        plain(axes)
-    panels[0].set_ylabel("GiB")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
-    return figure
+    return over_requests(figure, panels, "GiB")
 
 
 def simulated(pyplot, neap):
@@ -217,11 +223,7 @@ def simulated(pyplot, neap):
         axes.plot(real, color="#56b4e9", lw=4, label="PyTorch's allocator")
         axes.plot(ours, color="black", lw=1, label="simulated")
         axes.set_title(name)
-        axes.set_xlabel("requests and frees")
-        plain(axes)
-    panels[0].set_ylabel("reserved, MiB")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
-    return figure
+    return over_requests(figure, panels, "reserved, MiB")
 
 
 def draw(neap, transformers):

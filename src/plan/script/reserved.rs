@@ -27,8 +27,8 @@ const ITERATIONS: usize = 6;
 /// The most points of an iteration at which memory is given back.
 const POINTS: usize = 12;
 
-/// A page of an expandable segment. `python/neap/torch/_pages.py` has this and the two times, too.
-const PAGE: u64 = 20 << 20;
+/// What giving back takes, for each page and at each point. `python/neap/torch/_pages.py` has both
+/// times, too.
 const PAGE_NS: u64 = 150_000;
 const WAIT_NS: u64 = 100_000;
 
@@ -268,6 +268,7 @@ impl<'t> Pass<'t> {
         let own = changes.partition_point(|&(place, ..)| place <= self.count);
         let (own, over) = changes.split_at(own);
         let (mut last, mut growth): (Option<usize>, u64) = (None, 0);
+        let page = Config::default().large_segment.0;
         for iteration in 0..ITERATIONS {
             let mut spent = 0;
             let mut before = over.iter().filter(|_| iteration > 0).peekable();
@@ -307,7 +308,7 @@ impl<'t> Pass<'t> {
                         if give.contains(&point) && known + more[point] > limit {
                             self.replay.step(Request::EmptyCache);
                             let given = known - reserved(&self.replay);
-                            spent += WAIT_NS + given / PAGE * PAGE_NS;
+                            spent += WAIT_NS + given / page * PAGE_NS;
                         }
                     }
                 }

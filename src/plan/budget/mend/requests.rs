@@ -5,16 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::Graph;
 use crate::sim::allocator::replay::Replay;
-use crate::sim::allocator::{BlockView, SegmentView, State};
+use crate::sim::allocator::{BlockView, Config, SegmentView, State};
 use crate::sim::requests::Request;
 use crate::sim::reserved::{Framework, Timeline};
 use crate::units::{Bytes, TensorId};
 
 /// How many iterations are replayed. Most plans reserve no more after them.
 const ITERATIONS: usize = 3;
-
-/// The page of large segments that grow.
-const PAGE: u64 = 20 << 20;
 
 /// The requests before the first iteration, and those of each iteration.
 pub(super) struct Requests {
@@ -80,12 +77,13 @@ impl Requests {
         let holders: BTreeMap<u64, u32> =
             live.iter().filter_map(|id| Some((again.block(*id)?.address, *id))).collect();
         let left = most.saturating_sub(again.allocator().stats().reserved.0);
+        let page = Config::default().large_segment.0;
         let held = |b: &BlockView| match b.state {
             State::Used => Some(holders.get(&b.address).copied().unwrap_or(u32::MAX)),
             _ => None,
         };
         let blocks = |segment: &SegmentView| {
-            let grows = segment.growing.then_some((left / PAGE * PAGE, None));
+            let grows = segment.growing.then_some((left / page * page, None));
             segment.blocks.iter().map(|b| (b.bytes.0, held(b))).chain(grows).collect()
         };
         let segments = again.allocator().segments();
