@@ -109,6 +109,21 @@ def test_steps_in_turn_end_an_iteration_together() -> None:
     assert kinds.begun == 1
 
 
+def test_a_plan_serves_iterations_that_end_earlier() -> None:
+    rows = ["ab", "abcd", "abab", "ab", "abab", "x", "abab", "ab"]
+    packs = [
+        SimpleNamespace(iteration=n, node=name, view=(torch.float32, (1,), (1,), 0))
+        for n, row in enumerate(rows)
+        for name in row
+    ]
+    recording: Any = SimpleNamespace(cuts=list(range(len(rows))), packs=packs)
+    which = _graph.main_kind(recording)
+    assert which == 4  # What came after `x` did not come after one that its plan serves.
+    assert _graph.served_by(recording, which) == [0, 2, 3, 4, 6]
+    assert _graph.some_are_shorter(recording, which)
+    assert not _graph.some_are_shorter(recording, 0)
+
+
 @pytest.mark.parametrize(
     ("seen", "fits"),
     [

@@ -30,8 +30,9 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        kinds = (nn.Tanh, nn.GELU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.ELU)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6)
+            nn.Sequential(nn.Linear(16, 16), kind(), nn.Dropout(0.1)) for kind in kinds
         )
 
     def forward(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
@@ -58,6 +59,38 @@ def trained(budget: str | None, steps: int = 24) -> tuple[list[torch.Tensor], An
     report = None if fit is None else fit.close()
     states = [value for one in optimizer.state.values() for value in one.values()]
     return [*found, *model.parameters(), *states, torch.get_rng_state()], report
+
+
+def accumulated(budget: str | None, seed: int) -> tuple[list[torch.Tensor], Any, list[str]]:
+    """One to four batches for each step, in no order."""
+    torch.manual_seed(3)
+    draws = random.Random(seed)
+    parts = [one for _ in range(4) for one in (nn.Linear(32, 32), nn.Tanh(), nn.Dropout(0.1))]
+    model = nn.Sequential(*parts)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    said: list[str] = []
+    fit = None if budget is None else Fit([model], [optimizer], budget, "host", said.append)
+    found = []
+    for _ in range(40):
+        for _ in range(draws.randint(1, 4)):
+            loss = model(torch.randn(64, 32)).square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach().clone())
+    report = None if fit is None else fit.close()
+    states = [value for one in optimizer.state.values() for value in one.values()]
+    return [*found, *model.parameters(), *states, torch.get_rng_state()], report, said
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_steps_after_fewer_batches_run_by_the_plan_for_most(seed: int) -> None:
+    right, _, _ = accumulated(None, seed)
+    found, report, _ = accumulated("60%", seed)
+    assert same(right, found)
+    assert report.planned + sum(report.unplanned.values()) == 40
+    assert report.planned >= 40 - report.unplanned["watching"] - 8, report
+    assert report.swapped_in + report.recomputed + report.remade > 0
 
 
 @pytest.mark.parametrize("budget", ["50%", "40%"])
@@ -159,6 +192,18 @@ def test_regions_of_the_host_are_used_again() -> None:
     third.give()
     larger = pool.take(3_000_000)
     assert larger is not None and larger.memory.data_ptr() == one.memory.data_ptr()
+
+
+def test_what_is_lent_is_used_again_once_its_user_is_gone() -> None:
+    pool = HostPool(False)
+    user = torch.nn.Identity()
+    first, second = pool.lend(user, 1_000_000), pool.lend(user, 2_000_000)
+    assert first is not None and second is not None and pool.is_lent
+    place = first.data_ptr()
+    del user
+    assert not pool.is_lent
+    again = pool.lend(torch.nn.Identity(), 3_000_000)
+    assert again is not None and again.data_ptr() == place
 
 
 def test_what_came_back_may_leave_again() -> None:

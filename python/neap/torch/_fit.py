@@ -30,7 +30,7 @@ from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, acts, parse_budget, size
-from neap.torch._runtime import FITS, LARGER, Runtime
+from neap.torch._runtime import FITS, LARGER, SERVED, SHORTER, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
 from neap.torch._share import Share, ShareError
@@ -42,6 +42,7 @@ from neap.torch._timeline import Timeline
 from neap.torch._unplanned import Unplanned
 from neap.torch._updates import Updates
 from neap.torch._versions import newer_than_known
+from neap.torch._wanted import longer
 from neap.torch._watch import Watch, named_tensors
 from neap.torch._watching import Watched, Watching
 
@@ -419,20 +420,27 @@ class Fit:
         if self.schedule is not None:
             why = self.runtime.end()
             self._leftovers.ended()
-            over = self._tell(why is None, self.schedule.budget_bytes)
-            self._kinds.ran(why, self.runtime.count, over)
-            if why is None:
+            by_plan = why is None or why in SERVED
+            over = self._tell(by_plan, self.schedule.budget_bytes)
+            more = self.runtime.policy.left > 0
+            if why == LARGER and not self.runtime.saves_more:
+                why = None  # Other tensors are smaller in return.
+                self._unplanned.ended(self.schedule.limit, self._kinds.period)
+            goes_on = why == longer(len(self.schedule.expected))
+            self._kinds.ran(why, self.runtime.count, over, more, goes_on)
+            self._report.planned += self._kinds.period * by_plan
+            if why is None or why == SHORTER:
                 self._proved()
-                self._report.planned += self._kinds.period
                 self._times.append(time.perf_counter() - self._began)
                 other = self.search.ran(self.schedule)
                 if other is not None:
                     self._act(other)
             else:
-                self._count(why)
+                if not by_plan:
+                    self._count(why)
                 self._unplanned.ended(self.schedule.limit, self._kinds.period)
                 self.search.strayed(self.schedule)
-                if why in (FITS, LARGER):  # Its kind is the plan's.
+                if by_plan or why == FITS:  # Its kind is the plan's.
                     self._proved()
                 elif self._replaces_given(self.schedule, why):
                     return
@@ -541,22 +549,31 @@ class Fit:
     # -- planning
 
     def _watch_anew(self, schedule: Schedule) -> bool:
-        """Watches again a script that has changed for good, such as one that trains more of its
-        layers from some step on; whether it is time. A plan from a file stays, and so does a share
-        of the GPU that was given for what the script did at first.
+        """Plans for larger iterations, or watches again a script that has changed for good, such as
+        one that trains more of its layers from some step on; whether it is time. A plan from a file
+        stays, and so does a share of the GPU that was given for what the script did at first.
         """
-        planner = self.search.planner
+        kinds, planner = self._kinds, self.search.planner
         if (
-            not self._kinds.out_of_patience
-            or (self._kinds.may_wait and self._needs_states_away(schedule))
+            not kinds.out_of_patience
             or planner is None
             or self._joined
             or self.watch.backward_depth
             or threading.get_ident() != self._thread
         ):
             return False
-        self._say(f"neap: {self._kinds.watch_anew(schedule)}; watching the script anew")
-        self._former, self.watching.spills = (schedule, planner), True
+        watched = self.watching.grown(self.runtime.larger) if kinds.grows else None
+        if watched is None and kinds.may_wait and self._needs_states_away(schedule):
+            return False
+        why = kinds.watch_anew(schedule)
+        self._former = schedule, planner
+        if watched is not None:
+            self._say(f"neap: {why}")
+            self._drop_plan()
+            self._plan(watched)
+            return True
+        self._say(f"neap: {why}; watching the script anew")
+        self.watching.spills = True
         self._drop_plan()
         self.watch.notice_modules()
         self._watch()
@@ -631,6 +648,7 @@ class Fit:
             notes = [_VARIES if self._kinds.varies else None, unmovable(recorder, found)]
             new = (note for note in notes if note is not None and note not in self._report.notes)
             self._report.notes += new
+            planner.shorter = watched.shorter
             offer = self._joined.join(planner)
             if self._kinds.varies:
                 limit = self.search.budget(planner.unplanned) - self.search.margin

@@ -169,14 +169,40 @@ def kinds(recorder: Recorder) -> list[Any]:
     return found
 
 
+def serves(kind: list[Any], other: list[Any]) -> bool:
+    """Whether a plan for iterations of one kind serves those of the other: these save the same, or
+    the same fewer times, as where a script takes its step after fewer batches.
+    """
+    if not other or kind[: len(other)] != other:
+        return False
+    return len(other) == len(kind) or len(other) % _repeats_after(kind) == 0
+
+
+def _repeats_after(kind: list[Any]) -> int:
+    """The length of the shortest row that the kind consists of."""
+    # How much of the beginning each part of it ends with (Knuth, Morris and Pratt).
+    border = [0] * len(kind)
+    for n in range(1, len(kind)):
+        at = border[n - 1]
+        while at and kind[n] != kind[at]:
+            at = border[at - 1]
+        border[n] = at + (kind[n] == kind[at])
+    length = len(kind) - border[-1]
+    return length if len(kind) % length == 0 else len(kind)
+
+
 def main_kind(recorder: Recorder) -> int | None:
-    """The last iteration of the kind that most are of, of those kinds of which two came in a row;
-    nothing if there is none.
+    """The last iteration of the kind whose plan serves most, of those kinds that came after one
+    that their plan serves; nothing if there is none.
     """
     all_kinds = kinds(recorder)
     pairs = enumerate(zip(all_kinds, all_kinds[1:]), start=1)
-    row = [n for n, (before, kind) in pairs if kind and kind == before]
-    return max(row, key=lambda n: (all_kinds.count(all_kinds[n]), n), default=None)
+    row = [n for n, (before, kind) in pairs if serves(kind, before)]
+
+    def served(which: int) -> int:
+        return sum(serves(all_kinds[which], kind) for kind in all_kinds)
+
+    return max(row, key=lambda n: (served(n), n), default=None)
 
 
 def period(recorder: Recorder, alternates: bool = False) -> int:
@@ -214,13 +240,14 @@ def mostly_alike(recorder: Recorder) -> bool:
 
 def largest(recorder: Recorder) -> int:
     """The number of the iteration of a finished recording that made most bytes, of those of the
-    main kind that come after one of it.
+    main kind that come after one of it, or else after one that its plan serves.
     """
     main = main_kind(recorder)
     if main is None:
         return len(recorder.cuts) - 2
-    alike = alike_with(recorder, main)
-    return max((n for n in alike if n - 1 in alike), key=lambda n: (made(recorder, n), n))
+    alike, served = alike_with(recorder, main), served_by(recorder, main)
+    after = [n for n in alike if n - 1 in alike] or [n for n in alike if n - 1 in served]
+    return max(after, key=lambda n: (made(recorder, n), n))
 
 
 def alike_with(recorder: Recorder, which: int) -> list[int]:
@@ -229,6 +256,17 @@ def alike_with(recorder: Recorder, which: int) -> list[int]:
     """
     found = kinds(recorder)[:-1]
     return [n for n, kind in enumerate(found) if kind == found[which]]
+
+
+def served_by(recorder: Recorder, which: int) -> list[int]:
+    """The numbers of the iterations of a finished recording that this one's plan serves."""
+    found = kinds(recorder)[:-1]
+    return [n for n, kind in enumerate(found) if serves(found[which], kind)]
+
+
+def some_are_shorter(recorder: Recorder, which: int) -> bool:
+    """Whether some of these end earlier than it."""
+    return served_by(recorder, which) != alike_with(recorder, which)
 
 
 def made(recorder: Recorder, which: int) -> int:
@@ -244,10 +282,10 @@ def operators(recorder: Recorder, which: int) -> list[Op]:
 
 def _is_alike(recorder: Recorder, which: int, varies: bool) -> bool:
     """Whether the iteration before this one ran the same operators on tensors of the same sizes,
-    or with ``varies`` is of its kind.
+    or with ``varies`` is of a kind that its plan serves.
     """
     if varies:
-        return which - 1 in alike_with(recorder, which)
+        return which - 1 in served_by(recorder, which)
     return _alike(operators(recorder, which - 1), operators(recorder, which))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neap.torch import _graph
 from neap.torch._recorder import Recorder
-from neap.torch._runtime import FITS, LARGER
+from neap.torch._runtime import FITS, LARGER, SERVED
 from neap.torch._schedule import Schedule
 
 FEW = 7
@@ -56,7 +56,9 @@ class Kinds:
         self._reasons: set[tuple[str, int]] = set()
         """Why, and how many tensors they saved."""
         self._larger = 0
-        """Iterations that were larger than the plan's, in a row or not."""
+        """Iterations that were larger than the plan's and needed more, in a row or not."""
+        self._longer = 0
+        """Iterations that went on where the plan's ends, in a row or not."""
         self._patience = PATIENCE
         self._changes = scout > 0
         """Whether iterations that were not as planned were unlike each other, so that a pair that
@@ -79,23 +81,32 @@ class Kinds:
 
     # -- by a plan
 
-    def ran(self, why: str | None, saved: int, over: bool = False) -> None:
+    def ran(
+        self,
+        why: str | None,
+        saved: int,
+        over: bool = False,
+        more: bool = True,
+        longer: bool = False,
+    ) -> None:
         """An iteration has ended that was as planned, or was not.
 
         Args:
             why: what made it differ.
             saved: how many tensors it saved.
             over: whether it reserved more than the budget.
+            more: whether more left than by the plan.
+            longer: whether it was as planned, and then went on.
         """
         self._since += 1
-        if why is None or why == FITS:
+        if why in (None, *SERVED, FITS):
             self._different = 0
             self._reasons.clear()
-        elif why == LARGER:
-            self._larger += 1
+            self._larger += why == LARGER and (over or more)
         else:
             self._different += 1
             self._others += over
+            self._longer += longer
             if len(self._reasons) < self._patience:
                 self._reasons.add((why, saved))
 
@@ -103,7 +114,13 @@ class Kinds:
     def out_of_patience(self) -> bool:
         """Whether too many iterations were not as planned: they are to be watched."""
         often = self._others >= self._patience and self._others * _OFTEN >= self._since
-        return max(self._different, self._larger) >= self._patience or (often and self.period == 1)
+        most = max(self._different, self._larger, self._longer)
+        return most >= self._patience or (often and self.period == 1)
+
+    @property
+    def grows(self) -> bool:
+        """Whether they were all of the plan's kind, and larger."""
+        return self._larger >= self._patience > max(self._different, self._longer)
 
     @property
     def may_wait(self) -> bool:
@@ -113,13 +130,17 @@ class Kinds:
     def watch_anew(self, schedule: Schedule) -> str:
         """They are watched, as too many differ from this plan: how many did."""
         why = f"{self._different} iterations in a row differ"
-        self._alternates = max(self._different, self._larger) < self._patience
+        most = max(self._different, self._larger, self._longer)
+        self._alternates = most < self._patience
         if self._alternates:
             why = f"{self._others} of {self._since} iterations differ and exceed the budget"
         if self._larger >= self._patience:
             why = f"{self._larger} iterations were larger than the plan's"
-        self._different = self._larger = self._others = self._since = 0
-        self._changes = schedule.varies or len(self._reasons) > 1
+        goes_on = self._longer >= self._patience > self._different
+        if goes_on:
+            why = f"{self._longer} iterations went on where the plan's ends"
+        self._different = self._larger = self._longer = self._others = self._since = 0
+        self._changes = schedule.varies or goes_on or len(self._reasons) > 1
         self._patience *= 2
         self._reasons.clear()
         return why

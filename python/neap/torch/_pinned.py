@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import mmap
 import sys
+import weakref
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -155,6 +157,31 @@ class HostPool:
         self._chunks: list[_Chunk] = []
         self._full = False
         """Whether the host had no more."""
+        self._lent: dict[int, weakref.ref[Any]] = {}
+        """What uses a region until it is gone."""
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether something uses a region that was lent."""
+        return bool(self._lent)
+
+    def lend(self, user: Any, size: int) -> torch.Tensor | None:
+        """This many bytes until ``user`` is gone; nothing if the host has no more.
+
+        They are another's then at once, so copies that use the pool are in order: those to it run
+        on one stream, and the compute stream has waited for those from it.
+        """
+        region = self.take(size)
+        if region is None:
+            return None
+        lent, key = self._lent, id(region)  # One user may have several.
+
+        def gone(_: weakref.ref[Any]) -> None:
+            region.give()
+            del lent[key]
+
+        lent[key] = weakref.ref(user, gone)
+        return region.memory
 
     def take(self, size: int) -> Region | None:
         """A region of this many bytes; nothing if the host has no more."""

@@ -150,6 +150,8 @@ class Planner:
         self._steps, self._needs = steps, needs
         self.fits: Fits | None = None
         """With ``varies``, which iterations fit without a plan."""
+        self.shorter = False
+        """Whether plans serve iterations that save the same and end earlier."""
         self.neap = executable()
         self._soon = soon
         self._cache = cache
@@ -305,6 +307,7 @@ class Planner:
             self._steps,
             self._needs,
             self.fits,
+            self.shorter,
         ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
         return _outside.cache() / "torch" / f"{key.hexdigest()[:32]}.json"
@@ -356,6 +359,7 @@ class Planner:
             excluded=self.excluded,
             varies=self.varies,
             fits=self.fits,
+            shorter=self.shorter,
             steps=self._steps,
             needs=self._needs,
             lent=[[(s.name, s.bytes) for s in members] for members in lent],

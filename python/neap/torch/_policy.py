@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from neap.torch._figures import STANDING, statistics
 from neap.torch._holder import Counts, Handle, Holder, flat
 from neap.torch._lane import Lane
-from neap.torch._pinned import HostPool, Region
+from neap.torch._pinned import HostPool
 from neap.torch._schedule import PAGE, UNKNOWN, Needs
 from neap.torch._spill import Spill
 from neap.torch._tensors import bytes_of_elements
@@ -103,8 +103,6 @@ class Policy(Spill):
         self.begins: Callable[[], None] = lambda: None
         """Called before the first tensor of an iteration is saved."""
         self._pool: HostPool | None = None
-        self._regions: dict[int, weakref.ref[Holder]] = {}
-        """What uses a region of the pool, until it is gone."""
         self._out: Lane | None = None
         self._in: Lane | None = None
 
@@ -145,10 +143,10 @@ class Policy(Spill):
         self._expects = False
 
     def expects_more(self, size: int, known: int) -> None:
-        """A tensor of this iteration has ``size`` bytes where those before had up to ``known``:
-        what comes and goes between two looks grows with it.
+        """This iteration has saved ``size`` bytes where those before had up to ``known``: what
+        comes and goes between two looks grows with it.
         """
-        if self.limit and not self._usual:
+        if self.limit and size > known and not self._usual:
             self._usual = self.margin
             self.margin = min(self.margin * size // max(known, 1), self.limit // 2)
             self._jump = min(self._jump * size // max(known, 1), self.limit // 2)
@@ -183,7 +181,8 @@ class Policy(Spill):
         self._away = [*filter(lives, self._away)]
         self._came = [*filter(lives, self._came)]
         self._known = {key: one for key, one in self._known.items() if lives(one)}
-        if not self._regions:  # Events of copies that are not over yet are not used again.
+        # Events of copies that are not over yet are not used again.
+        if self._pool is None or not self._pool.is_lent:
             self._copies = 0
 
     def give_back_free(self) -> None:
@@ -218,14 +217,14 @@ class Policy(Spill):
 
     # -- forward
 
-    def pack(self, tensor: torch.Tensor) -> Holder | Handle | None:
+    def pack(self, tensor: torch.Tensor, place: int = -1) -> Holder | Handle | None:
         """What autograd keeps of a saved tensor; nothing for one that stays anyway."""
         if self.limit is None or _lasts(tensor) or not self._knows_home(tensor.device):
             return None
         if not self._begun:
             self._begun = True
             self.begins()
-        packed = super().pack(tensor)
+        packed = super().pack(tensor, place)
         if isinstance(packed, Holder) and packed.base is not None:
             self._since += packed.base.nbytes()
         return packed
@@ -259,11 +258,14 @@ class Policy(Spill):
 
     def passes(self, tensor: torch.Tensor) -> None:
         """A plan saves this tensor or asks for it, in an iteration of other sizes than those before
-        it: free memory may fit into none of its pieces.
+        it: free memory may fit into none of its pieces, and what the plan keeps may leave.
         """
         self._since += bytes_of_elements(tensor)
-        if self.device == "cuda" and self._is_time() and self._is_home():
-            self._measure()
+        may_leave = self._waiting or self._came
+        if (self.device == "cuda" or may_leave) and self._is_time() and self._is_home():
+            room = self._measure()
+            if room < 0 and may_leave:
+                self._make_room(-room)
 
     def _is_time(self) -> bool:
         """Whether enough was saved or asked for since the last look."""
@@ -375,12 +377,11 @@ class Policy(Spill):
             for holder in going:
                 base = holder.base
                 assert base is not None
-                region = self._pool.take(base.nbytes())
-                if region is None:
+                host = self._pool.lend(holder, base.nbytes())
+                if host is None:
                     break
-                self._hold_until_gone(holder, region)
-                holder.host = region.memory
-                holder.host.copy_(flat(base), non_blocking=True)
+                holder.host = host
+                host.copy_(flat(base), non_blocking=True)
                 self._number(holder)
                 if self._out is not None:
                     self._out.ended(-1 - holder.number)
@@ -393,18 +394,6 @@ class Policy(Spill):
         self._pool = HostPool(on_device)
         if on_device:
             self._out, self._in = Lane(), Lane()
-
-    def _hold_until_gone(self, holder: Holder, region: Region) -> None:
-        """The region is another's once the holder is gone: copies on either lane begin after what
-        the compute stream was asked for, and that waited for the holder's.
-        """
-        regions, key = self._regions, id(holder)
-
-        def gone(_: weakref.ref[Holder]) -> None:
-            region.give()
-            del regions[key]
-
-        regions[key] = weakref.ref(holder, gone)
 
     def _number(self, holder: Holder) -> None:
         """Numbers of what the policy moves are below 0; each has an event on either lane."""

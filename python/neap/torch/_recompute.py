@@ -31,7 +31,7 @@ from neap.torch._schedule import Again, Schedule
 from neap.torch._settings import State
 from neap.torch._storage import start_of
 from neap.torch._versions import changed, witness
-from neap.torch._wanted import bytes_of, serves
+from neap.torch._wanted import serves
 
 if TYPE_CHECKING:
     from neap.torch._runtime import Runtime
@@ -195,9 +195,6 @@ class Recompute:
                 self.runtime.diverge(
                     f"{again.module} was called with {tuple(given.shape)} instead of {view[1]}"
                 )
-                break
-            if varies and view is not None and given.nbytes > bytes_of(view):
-                self.runtime.outgrown(given.nbytes, bytes_of(view))
                 break
         if len(tensors) != len(again.inputs):
             self.runtime.diverge(f"{again.module} was called with other arguments")

@@ -127,9 +127,11 @@ class Remakes:
         """An iteration begins."""
         self._now = {}
 
-    def pack(self, place: int, number: int, tensor: torch.Tensor) -> Made | None:
+    def pack(
+        self, place: int, number: int, tensor: torch.Tensor, varies: bool = False
+    ) -> Made | None:
         """What keeps a saved tensor of the storage of this number, or nothing if it was not made as
-        the schedule says.
+        the schedule says; with ``varies`` it may be larger.
         """
         reference = self._now.get(number)
         known = None if reference is None else reference()
@@ -138,7 +140,7 @@ class Remakes:
             if (
                 found is None
                 or found.node != description.node
-                or tensor.untyped_storage().nbytes() > description.size
+                or (tensor.untyped_storage().nbytes() > description.size and not varies)
             ):
                 return None
             known = Remade(description, found, tensor)

@@ -66,8 +66,8 @@ class Report:
     Attributes:
         planned: iterations that ran by the plan from beginning to end.
         unplanned: iterations that ran without it, by reason.
-        by_policy: those of them in which what autograd saved left for the host as memory neared the
-            budget.
+        by_policy: iterations, by the plan or without it, in which what autograd saved left for the
+            host as memory neared the budget.
         kinds: iterations by how many tensors autograd saved in them, since neap watched the script.
         met: whether nothing reserved more than the budget since the plan acts; false on a device
             before an iteration has run by the plan.
@@ -241,7 +241,7 @@ class Report:
             *(f"  {count} because: {why}" for why, count in sorted(self.unplanned.items())),
         ]
         if self.by_policy:
-            lines.append(f"  {self.by_policy} of these sent saved tensors away on demand")
+            lines.append(f"  {some(self.by_policy, 'iteration')} sent saved tensors away on demand")
         lines += self._kind_lines()
         if self.predicted_peak_bytes:
             left = self.budget_bytes - self.predicted_peak_bytes

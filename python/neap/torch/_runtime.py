@@ -16,15 +16,17 @@ from typing import Any
 
 import torch
 
+from neap.torch._calls import View
 from neap.torch._due import Due, asked, due
 from neap.torch._enforce import Growth, reserved_now
+from neap.torch._grown import Larger
 from neap.torch._guard import ALONE, Guard, each, entry, meant
-from neap.torch._holder import Counts, Handle, Holder, fault, fills, flat, kept, moved
+from neap.torch._holder import Counts, Handle, Holder, fault, fills, flat, kept, moved, seen_as
 from neap.torch._lane import Lane
 from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter, noted, noting
 from neap.torch._pages import Pages
-from neap.torch._pinned import host_memory
+from neap.torch._pinned import HostPool, host_memory
 from neap.torch._policy import Policy
 from neap.torch._recompute import Recompute
 from neap.torch._remake import Made, Remakes
@@ -35,10 +37,14 @@ from neap.torch._tensors import bytes_of_elements
 from neap.torch._timeline import Timeline
 from neap.torch._turns import Turns
 from neap.torch._versions import changed
-from neap.torch._wanted import Wanted, bytes_of, differs, wants, whole
+from neap.torch._wanted import Wanted, bytes_of, differs, longer, wants, whole
 
 LARGER = "it is larger than the plan's"
-"""Why an iteration with a tensor that is larger than planned does not run by the plan."""
+"""What an iteration by the plan is that has a tensor which is larger than planned."""
+SHORTER = "it ends before the plan's"
+"""What an iteration by the plan is that saves the same, but fewer tensors."""
+SERVED = (LARGER, SHORTER)
+"""What iterations are that run by the plan though they are not as planned."""
 FITS = "it fits without the plan"
 """Why a small iteration does not run by a plan for tensors of varying sizes."""
 
@@ -86,6 +92,10 @@ class Runtime:
         self.meter: Meter | None = None
         self.schedule: Schedule | None = None
         self.diverged: str | None = None
+        self.grown = False
+        """Whether a tensor of this iteration is larger than planned: then what the plan keeps may
+        leave on demand.
+        """
         self.differs: Callable[[], None] = lambda: None
         """Called when an iteration turns out not to be as planned."""
         self.saves = self.differs
@@ -116,6 +126,12 @@ class Runtime:
         """The same bytes as tensors like the first that is saved of each activation."""
         self._sizes: list[int] = []
         self._guests: list[weakref.ref[Holder] | None] = []
+        self.larger = Larger()
+        """The sizes of iterations that were larger since the plan acts."""
+        self._views: dict[int, View] = {}
+        """What this iteration saved since it was seen to be larger, by place."""
+        self._more: HostPool | None = None
+        """Memory of the host for what is larger than its slot."""
         self._out: Lane | None = None
         self._in: Lane | None = None
 
@@ -130,7 +146,7 @@ class Runtime:
         self.schedule = schedule
         self._varies = schedule is not None and schedule.varies
         self._fits = (-1, 0) if schedule is None or schedule.fits is None else schedule.fits
-        self._slots, self._whole = [], []
+        self._slots, self._whole, self.larger = [], [], Larger()
         if self.device == "cuda" and self._out is None:
             self._out, self._in = Lane(), Lane()
         for lane in (self._out, self._in):
@@ -166,7 +182,7 @@ class Runtime:
         if self._in is not None:
             self._in.settle()
         self.count = self.saved_bytes = 0
-        self.diverged = None
+        self.diverged, self.grown, self._views = None, False, {}
         self.policy.begin_iteration()
         self.recompute.begin()
         self._backwards = 0
@@ -238,13 +254,23 @@ class Runtime:
         """An iteration ends: nothing, or what made it differ from the one that was planned."""
         if self.growth is not None:
             self.growth.look("end", 0)
+        if self.grown and self.diverged is None:
+            self.larger.ended(self._views, self.saved_bytes)
         if self.schedule is not None and self.diverged is None:
             expected = len(self.schedule.expected)
+            if 0 < self.count < expected and self.schedule.shorter:
+                self.saved_bytes = self.saved_bytes if self._varies else self._before[self.count]
+                return LARGER if self.grown else SHORTER
             if self.count < expected:
                 self.diverge(f"{self.count} saved tensors instead of {expected}")
             elif not self._varies:
                 self.saved_bytes = self._before[-1]
-        return self.diverged
+        return self.diverged or (LARGER if self.grown else None)
+
+    @property
+    def saves_more(self) -> bool:
+        """Whether autograd saved more in this iteration than in the planned one."""
+        return self.saved_bytes > self._before[-1]
 
     # -- hooks
 
@@ -260,6 +286,10 @@ class Runtime:
                 self.policy.expects_nothing()
             if why is not None:
                 self.diverge(why, number)
+            elif schedule.varies:
+                self._saves_more(number, tensor)
+                if self.grown:
+                    self._views[number] = seen_as(tensor)
         if self._varies or self.diverged is not None:
             self.saved_bytes += bytes_of_elements(tensor)
         return number
@@ -278,7 +308,7 @@ class Runtime:
 
     def stop(self) -> None:
         """Nothing more is moved."""
-        self.schedule = None
+        self.schedule = self._more = None
         self.policy.stop()
         self._all = []
         self._rest()
@@ -330,11 +360,7 @@ class Runtime:
             if why is not None:
                 self.diverge(why, number)
                 return self._spilled(tensor)
-            known = bytes_of(schedule.expected[number][0])
-            size = bytes_of_elements(tensor)
-            if size > known and not is_small(size):
-                self.outgrown(size, known)
-                return self._spilled(tensor)
+            self._saves_more(number, tensor)
             if keep == self._hold_all:
                 keep = self._hold
         if number == self._fits[0] and tensor.nbytes <= self._fits[1]:
@@ -343,6 +369,8 @@ class Runtime:
             return self._spilled(tensor)
         if keep is not None:
             packed: Any = keep(number, one, tensor)
+        elif self.grown and (held := self.policy.pack(tensor, number)) is not None:
+            packed = held
         elif function is None:  # No function of autograd's can be reached from it.
             packed = (tensor, number, tensor._version)
         else:
@@ -351,6 +379,8 @@ class Runtime:
         if self._varies and self.diverged is None:
             self.saved_bytes += bytes_of_elements(tensor)
             self.policy.passes(tensor)
+            if self.grown:
+                self._views[number] = seen_as(tensor)
         if self.pages.moves:
             self.pages.saved(tensor, packed)
         if acts or self._waiting:
@@ -363,7 +393,7 @@ class Runtime:
         """A tensor is saved in an iteration without a plan, or after all that were expected."""
         if self.schedule is not None and self.diverged is None:
             expected = len(self.schedule.expected)
-            self.diverge(f"more than {expected} saved tensors", expected)
+            self.diverge(longer(expected), expected)
         return self._spilled(tensor)
 
     def _spilled(self, tensor: torch.Tensor) -> Any:
@@ -454,14 +484,11 @@ class Runtime:
         return self.loans.pack(place, parcel, tensor) or kept(tensor, place)
 
     def _remake(self, place: int, number: int, tensor: torch.Tensor) -> Any:
-        made = self.remakes.pack(place, number, tensor)
+        made = self.remakes.pack(place, number, tensor, self._varies)
         if made is None:
             schedule = self.schedule
             assert schedule is not None
-            one, size = schedule.remade[number], tensor.untyped_storage().nbytes()
-            if schedule.varies and size > one.size:
-                self.outgrown(size, one.size)
-                return self._spilled(tensor)
+            one = schedule.remade[number]
             self.diverge(f"saved tensor {place} can't be made again by {one.node}", place)
             self.saved_bytes += bytes_of_elements(tensor)
             return kept(tensor, place)
@@ -492,8 +519,7 @@ class Runtime:
         if holder is not None:
             return Handle(place, holder, tensor)
         if self._varies and base.nbytes() > self._sizes[number]:
-            self.outgrown(base.nbytes(), self._sizes[number])
-            return self._spilled(tensor)
+            self._grows(base.nbytes(), self._sizes[number])
         slot = self._whole[number]
         if slot is not None and not fills(tensor, slot):
             slot = None
@@ -501,10 +527,22 @@ class Runtime:
         self._by_storage[holder.key] = self._holders[number] = weakref.ref(holder)
         return holder
 
-    def outgrown(self, size: int, known: int) -> None:
-        """Of ``size`` bytes is what had ``known`` in the iteration that was planned."""
-        self.diverge(LARGER)
-        self.policy.expects_more(size, known)
+    def _saves_more(self, number: int, tensor: torch.Tensor) -> None:
+        """Looks whether a saved tensor is larger than planned."""
+        assert self.schedule is not None
+        size, known = bytes_of_elements(tensor), bytes_of(self.schedule.expected[number][0])
+        if size > known and not is_small(size):
+            self._grows(size, known)
+
+    def _grows(self, size: int, known: int) -> None:
+        """Of ``size`` bytes is what had ``known`` in the iteration that was planned: from here on
+        what the plan keeps may leave too.
+        """
+        if not self.grown:
+            self.grown = True
+            self.differs()
+        before = self._before[min(self.count, len(self._before) - 1)]
+        self.policy.expects_more(self.saved_bytes + size, max(before, known))
 
     def stays(self, number: int, tensor: torch.Tensor) -> Any:
         """What a call that runs again keeps of a parameter or buffer that it saved."""
@@ -630,7 +668,9 @@ class Runtime:
                 one, host, seen = holder.number, holder.slot, holder.seen
                 if host is None:
                     assert holder.base is not None
-                    host, seen = self._slots[one][: holder.base.nbytes()], flat(holder.base)
+                    host, seen = self._host_for(holder, holder.base.nbytes()), flat(holder.base)
+                if host is None:  # The host has no room.
+                    continue
                 assert seen is not None
                 noted(notes, host, seen, ("to host", f"activation {one}"))
                 holder.host = host
@@ -640,6 +680,15 @@ class Runtime:
                 guests[one] = self._holders[one]
                 counts.swapped_out += 1
                 counts.bytes_out += host.nbytes
+
+    def _host_for(self, holder: Holder, size: int) -> torch.Tensor | None:
+        """The activation's slot, or memory of this size where that is too small."""
+        slot = self._slots[holder.number]
+        if size <= slot.nbytes:
+            return slot[:size]
+        if self._more is None:
+            self._more = HostPool(self.device == "cuda")
+        return self._more.lend(holder, size)
 
     def _drop(self, holder: Holder) -> None:
         base, seen = holder.base, holder.seen

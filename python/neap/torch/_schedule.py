@@ -136,6 +136,7 @@ class Schedule:
             these have room in the pinned memory.
         fits: with ``varies``, a saved tensor by its place, and the most bytes that it has in an
             iteration that fits without the plan.
+        shorter: whether it serves iterations that save the same and end earlier.
         steps: how many steps of the first optimizer make up an iteration.
         needs: what its like need that run without it.
         course: an iteration with the plan beside one without, as text for a page alone.
@@ -163,6 +164,7 @@ class Schedule:
     giving_back_ns: int = 0
     varies: bool = False
     fits: Fits | None = None
+    shorter: bool = False
     steps: int = 1
     needs: Needs = UNKNOWN
     lent: list[Parcel] = field(default_factory=list)

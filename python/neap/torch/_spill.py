@@ -39,8 +39,10 @@ class Spill:
         self._known: dict[int, weakref.ref[Holder]] = {}
         self._waiting: list[weakref.ref[Holder]] = []
 
-    def pack(self, tensor: torch.Tensor) -> Holder | Handle | None:
-        """What autograd keeps of a saved tensor; nothing for one that stays."""
+    def pack(self, tensor: torch.Tensor, place: int = -1) -> Holder | Handle | None:
+        """What autograd keeps of a saved tensor; nothing for one that stays. ``place`` is that of
+        the tensor in an iteration by a plan.
+        """
         self.look()
         if (
             type(tensor) not in PLAIN
@@ -57,8 +59,8 @@ class Spill:
             reference = self._known.get(base._cdata)
             known = None if reference is None else reference()
             if known is not None and known.base is not None:
-                return Handle(-1, known, tensor)
-            holder = Holder(-1, -1, tensor, base, None)
+                return Handle(place, known, tensor)
+            holder = Holder(place, -1, tensor, base, None)
         self._known[holder.key] = weakref.ref(holder)
         self._waiting.append(self._known[holder.key])
         return holder

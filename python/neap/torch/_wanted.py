@@ -25,6 +25,11 @@ def names_of(node: str) -> tuple[str, ...]:
     return VIEWS if node == "view" else (node,)
 
 
+def longer(expected: int) -> str:
+    """How an iteration differs that saved what was expected, and then more."""
+    return f"more than {expected} saved tensors"
+
+
 def differs(
     expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor, varies: bool = False
 ) -> str | None:
@@ -33,7 +38,7 @@ def differs(
     ``varies`` its extents make none either.
     """
     if number >= len(expected):
-        return f"more than {len(expected)} saved tensors"
+        return longer(len(expected))
     view, node = expected[number]
     if not is_subclass(tensor) and tensor.layout is torch.strided:
         dtype, shape, stride, _ = view

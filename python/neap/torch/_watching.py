@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
 from neap.torch._early import Completions, moved, why_not
+from neap.torch._grown import Larger, grown
 from neap.torch._kinds import Kinds
 from neap.torch._leftovers import Leftovers
 from neap.torch._recorder import Recorder
@@ -25,6 +26,8 @@ class Watched:
         recorder: the finished recording.
         iteration: the iteration that is planned for.
         sizes: where sizes vary, the iterations of its kind.
+        shorter: whether watched iterations end earlier than the planned one, and save the same
+            until then.
         soon: the iteration with updates inside backward, where that is allowed and sound.
         peak: the most that an iteration needed, in bytes.
     """
@@ -32,6 +35,7 @@ class Watched:
     recorder: Recorder
     iteration: _graph.Iteration
     sizes: list[Seen]
+    shorter: bool
     soon: _graph.Iteration | None
     peak: int
 
@@ -64,6 +68,8 @@ class Watching:
         self._completions: Completions | None = None
         self._former: Former | None = None
         """The iteration of varying sizes that was planned for last."""
+        self._watched: Watched | None = None
+        """What was found last, where sizes vary."""
 
     def begin(self, device: str, optimizers: list[Optimizer]) -> None:
         """The next iteration is watched."""
@@ -119,7 +125,24 @@ class Watching:
         else:
             iteration = _graph.iteration(recorder, name)
         soon = self._soon(recorder, iteration, completions, optimizers)
-        return Watched(recorder, iteration, sizes, soon, max([*recorder.peaks, iteration.peak]))
+        shorter = _graph.some_are_shorter(recorder, iteration.which)
+        peak = max([*recorder.peaks, iteration.peak])
+        watched = Watched(recorder, iteration, sizes, shorter, soon, peak)
+        self._watched = watched if self._kinds.varies else None
+        return watched
+
+    def grown(self, larger: Larger) -> Watched | None:
+        """What was found last, but as large as iterations were since; nothing if that can't be
+        predicted.
+        """
+        known = self._watched
+        iteration = None if known is None else grown(known.recorder, known.iteration, larger)
+        if known is None or iteration is None or not iteration.steady:
+            return None
+        self._former = known.recorder, iteration
+        peak = max(known.peak, iteration.peak)
+        self._watched = replace(known, iteration=iteration, peak=peak)
+        return self._watched
 
     def stop(self) -> None:
         """Watches no more."""
@@ -131,7 +154,7 @@ class Watching:
 
     def forget(self) -> None:
         """What was watched says nothing any more."""
-        self._former = None
+        self._former = self._watched = None
 
     def _soon(
         self,

@@ -7,7 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neap.torch._calls import View
-from neap.torch._graph import Iteration, alike_with, iteration, kinds, largest, matched, operators
+from neap.torch._graph import (
+    Iteration,
+    alike_with,
+    iteration,
+    kinds,
+    largest,
+    made,
+    matched,
+    operators,
+)
+from neap.torch._grown import TOO_LARGE
 from neap.torch._recorder import Recorder
 from neap.torch._storage import Storage
 from neap.torch._wanted import bytes_of
@@ -16,7 +26,8 @@ Former = tuple[Recorder, Iteration]
 
 
 def widest(recorder: Recorder, name: str, former: Former | None = None) -> Iteration:
-    """The iterations of the main kind as one.
+    """The iterations of the main kind as one; the largest alone, where its tensors vary apart from
+    each other, so that all of them at their largest would be none that comes.
 
     Args:
         recorder: a finished recording.
@@ -31,12 +42,20 @@ def widest(recorder: Recorder, name: str, former: Former | None = None) -> Itera
     found = iteration(recorder, name, which, True)
     if not found.steady:
         return found
-    for number in alike:
-        _widen(recorder, which, recorder, number)
-    if former is not None:
-        before, number = former[0], former[1].which
-        if kinds(before)[number] == kinds(recorder)[which]:
-            _widen(recorder, which, before, number)
+    others = [(recorder, number) for number in alike]
+    if former is not None and kinds(former[0])[former[1].which] == kinds(recorder)[which]:
+        others.append((former[0], former[1].which))
+    wider: dict[Storage, Storage] = {}
+    for other, number in others:
+        _look(recorder, which, other, number, wider)
+    real = max(made(recorder, which), *(made(*other) for other in others), 1)
+    more = sum(like.bytes - one.bytes for one, like in wider.items() if one.born is not None)
+    if made(recorder, which) + more > real + real // TOO_LARGE:
+        return found
+    for one, like in wider.items():
+        one.bytes, one.shape = like.bytes, like.shape
+    for other, number in others:
+        _widen(recorder, which, other, number)
     wide = iteration(recorder, name, which, True)
     for node, alone in zip(wide.nodes, found.nodes):
         node.workspace = alone.workspace
@@ -45,13 +64,18 @@ def widest(recorder: Recorder, name: str, former: Former | None = None) -> Itera
     return wide
 
 
-def _widen(recorder: Recorder, which: int, other: Recorder, number: int) -> None:
-    """Tensors of one iteration become as large as they are in the other, if they are smaller."""
+def _look(
+    recorder: Recorder, which: int, other: Recorder, number: int, wider: dict[Storage, Storage]
+) -> None:
+    """Finds storages that are larger in the other iteration than in any before."""
     for op, twin in matched(operators(recorder, which), operators(other, number)):
-        pairs = [*zip(op.makes, twin.makes), *zip(op.reads, twin.reads)]
-        for storage, like in pairs:
-            if not storage.persistent and like.bytes > storage.bytes:
-                _become(storage, like)
+        for storage, like in [*zip(op.makes, twin.makes), *zip(op.reads, twin.reads)]:
+            if not storage.persistent and like.bytes > wider.get(storage, storage).bytes:
+                wider[storage] = like
+
+
+def _widen(recorder: Recorder, which: int, other: Recorder, number: int) -> None:
+    """Saved tensors and what calls were given become as large as in the other iteration."""
     both = ((recorder, which), (other, number))
     for one, like_it in zip(*([s for s in r.packs if s.iteration == n] for r, n in both)):
         one.view = _wider(one.view, like_it.view)
@@ -62,10 +86,6 @@ def _widen(recorder: Recorder, which: int, other: Recorder, number: int) -> None
             continue
         views: Iterable[tuple[View | None, View | None]] = zip(call.views, like_call.views)
         call.views = [a if a is None or b is None else _wider(a, b) for a, b in views]
-
-
-def _become(storage: Storage, like: Storage) -> None:
-    storage.bytes, storage.shape = like.bytes, like.shape
 
 
 def _wider(view: View, other: View) -> View:
