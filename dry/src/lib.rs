@@ -42,6 +42,7 @@ mod solver;
 mod state;
 mod stream;
 mod sys;
+mod together;
 mod transfer;
 mod virtual_memory;
 mod watch;

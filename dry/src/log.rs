@@ -1,7 +1,9 @@
 //! The device's log: one line an event, appended to `device-PID.log` in the run's folder.
 //!
-//!     segment + DEVICE BYTES USED      device memory taken, and what is taken after it
-//!     segment - DEVICE BYTES USED
+//!     process NAME                     what the process is called
+//!     segment + DEVICE BYTES USED AT   device memory taken, what the process has then, and when
+//!     segment - DEVICE BYTES USED AT
+//!     gone PROCESS DEVICE BYTES AT     what another process had when it was found to have ended
 //!     refused DEVICE BYTES USED        an allocation that the device has no room for
 //!     stub NAME COUNT                  at exit: a function that did nothing, and its calls
 //!     estimate NAME COUNT              at exit: a size that the vendor's library alone knows

@@ -6,6 +6,7 @@ use crate::config::config;
 use crate::log;
 use crate::ranges::Ranges;
 use crate::sys;
+use crate::together::{self, Together};
 
 /// Copies from the host of at most this many bytes are real; so is every copy of what is known.
 pub const BACKED: u64 = 1 << 20;
@@ -48,6 +49,10 @@ pub struct Memory {
     known: Ranges,
     /// Those of them that follow from an answer of neap's own: a GPU's may differ.
     assumed: Ranges,
+    /// What other processes of the run have.
+    together: Together,
+    /// Whether the log says what this process is called.
+    named: bool,
 }
 
 /// What is known of a stretch of device memory.
@@ -72,6 +77,8 @@ impl Memory {
             pinned: BTreeMap::new(),
             known: Ranges::default(),
             assumed: Ranges::default(),
+            together: Together::new(),
+            named: false,
         }
     }
 
@@ -90,39 +97,72 @@ impl Memory {
         self.highest.get(device as usize).copied().unwrap_or(0)
     }
 
-    fn set_used(&mut self, device: i32, used: u64) {
-        self.used[device as usize] = used;
+    /// Changes what this process has on a device, if `more` bytes have room there; false if not.
+    /// `change` gives what it has then. `logs` is the event for the log, if that is to know.
+    fn change(
+        &mut self,
+        device: i32,
+        more: u64,
+        change: impl FnOnce(u64) -> u64,
+        logs: Option<(char, u64)>,
+    ) -> bool {
+        if self.together.is_copy() {
+            (self.together, self.named) = (Together::new(), false);
+            self.used.fill(0);
+        }
+        let mut rows = self.together.rows();
+        let used = self.used.get(device as usize).copied().unwrap_or(0);
+        let others = rows.as_mut().map_or(0, |rows| rows.others(device));
+        if more > config().capacity_bytes.saturating_sub(used.saturating_add(others)) {
+            log::line(format_args!("refused {device} {more} {used}"));
+            return false;
+        }
+        let Some(place) = self.used.get_mut(device as usize) else { return more == 0 };
+        *place = change(used);
+        let used = *place;
         for peaks in [&mut self.peaks, &mut self.highest] {
             let peak = &mut peaks[device as usize];
             *peak = used.max(*peak);
         }
+        if !std::mem::replace(&mut self.named, true) {
+            log::line(format_args!("process {}", together::name()));
+        }
+        if let Some((sign, bytes)) = logs {
+            log::line(format_args!("segment {sign} {device} {bytes} {used} {}", together::now()));
+        }
+        if let Some(rows) = &mut rows {
+            rows.put(device, used);
+        }
+        true
     }
 
+    /// What a device has left, for this process and all others of the run.
     pub fn free(&self, device: i32) -> u64 {
-        config().capacity_bytes.saturating_sub(self.used(device))
+        config().capacity_bytes.saturating_sub(self.taken(device))
     }
 
     /// What a device says is free: no more than its size, where it never gets full.
     pub fn said_free(&self, device: i32) -> u64 {
-        self.free(device).min(config().total_bytes.saturating_sub(self.used(device)))
+        self.free(device).min(config().total_bytes.saturating_sub(self.taken(device)))
+    }
+
+    /// What all processes of the run have on a device.
+    fn taken(&self, device: i32) -> u64 {
+        if self.together.is_copy() {
+            // It has the parent's lock, and nothing of its own.
+            return Together::new().rows().map_or(0, |mut rows| rows.others(device));
+        }
+        let others = self.together.rows().map_or(0, |mut rows| rows.others(device));
+        self.used(device) + others
     }
 
     /// Charges a device for `bytes`, or says that it has no room.
     pub fn charge(&mut self, device: i32, bytes: u64) -> bool {
-        let used = self.used(device);
-        if bytes > self.free(device) {
-            log::line(format_args!("refused {device} {bytes} {used}"));
-            return false;
-        }
-        self.set_used(device, used + bytes);
-        log::line(format_args!("segment + {device} {bytes} {}", used + bytes));
-        true
+        self.change(device, bytes, |used| used + bytes, Some(('+', bytes)))
     }
 
     pub fn discharge(&mut self, device: i32, bytes: u64) {
-        let used = self.used(device).saturating_sub(bytes);
-        self.used[device as usize] = used;
-        log::line(format_args!("segment - {device} {bytes} {used}"));
+        self.change(device, 0, |used| used.saturating_sub(bytes), Some(('-', bytes)));
     }
 
     /// New device addresses, each holding 0 until something is copied there.
@@ -149,13 +189,14 @@ impl Memory {
     /// does that is not known: here it wastes nothing.
     pub fn allocate_pooled(&mut self, device: i32, bytes: u64) -> Option<u64> {
         let charged = bytes.max(1).div_ceil(PIECE) * PIECE;
-        if charged > self.free(device) {
-            let used = self.used(device);
-            log::line(format_args!("refused {device} {bytes} {used}"));
+        if !self.change(device, charged, |used| used + charged, None) {
             return None;
         }
-        let at = self.reserve_anywhere(device, bytes.max(1).div_ceil(SYSTEM_PAGE) * SYSTEM_PAGE)?;
-        self.set_used(device, self.used(device) + charged);
+        let mapped = bytes.max(1).div_ceil(SYSTEM_PAGE) * SYSTEM_PAGE;
+        let Some(at) = self.reserve_anywhere(device, mapped) else {
+            self.change(device, 0, |used| used.saturating_sub(charged), None);
+            return None;
+        };
         if let Some(block) = self.blocks.get_mut(&at) {
             block.charged = charged;
             block.pooled = true;
@@ -185,7 +226,7 @@ impl Memory {
         self.forget(at, at + block.mapped);
         sys::unmap(at, block.mapped as usize);
         if block.pooled {
-            self.used[block.device as usize] -= block.charged;
+            self.change(block.device, 0, |used| used.saturating_sub(block.charged), None);
         } else if block.charged > 0 {
             self.discharge(block.device, block.charged);
         }

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 import torch
 from neap.torch import _outside, _planning
+from neap.torch._connection import ShareError
 from neap.torch._fit import Fit
 from neap.torch._report import Report
 from neap.torch._schedule import Schedule
-from neap.torch._share import Offer, ShareError
+from neap.torch._share import Offer
 
 pytestmark = pytest.mark.usefixtures("small")
 

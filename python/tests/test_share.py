@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from neap.torch._share import Offer, Share, ShareError
+from neap.torch._connection import ShareError
+from neap.torch._share import Offer, Share
 
 SCRIPT = """
 import os, sys, torch

@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch._compact import compact, make_workspaces
+from neap.torch._connection import ShareError
 from neap.torch._enforce import Enforcement
 from neap.torch._first import First
 from neap.torch._guard import Guard, each, entry
@@ -33,7 +34,7 @@ from neap.torch._report import Report, acts, parse_budget, size
 from neap.torch._runtime import FITS, LARGER, SERVED, SHORTER, Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
-from neap.torch._share import Share, ShareError
+from neap.torch._share import Share
 from neap.torch._sizes import fits, needs
 from neap.torch._states import divisible
 from neap.torch._storage import Storage

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from neap.torch import _outside
+from neap.torch._connection import ShareError, script_name
 from neap.torch._enforce import Enforcement
 from neap.torch._planning import PlanError, Planner
 from neap.torch._report import Report
 from neap.torch._schedule import Schedule
 from neap.torch._search import Search
-from neap.torch._share import Offer, Share, ShareError, script_name
+from neap.torch._share import Offer, Share
 
 
 class Joined:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from neap.torch import _in_lane
 from neap.torch._fit import Fit
 from neap.torch._guard import Guard, entry, line
 from neap.torch._report import size
@@ -128,7 +129,7 @@ def rank() -> int:
     return int(text) if text.isdigit() else 0
 
 
-def install() -> Script | None:
+def install() -> Script | _in_lane.InLane | None:
     """Begins, by the environment that ``neap torch`` made. Does nothing with ``NEAP_OFF=1``."""
     try:
         return _install()
@@ -139,7 +140,7 @@ def install() -> Script | None:
         return None
 
 
-def _install() -> Script | None:
+def _install() -> Script | _in_lane.InLane | None:
     if os.environ.get("NEAP_OFF") == "1":
         return None
     why = too_old()
@@ -147,6 +148,10 @@ def _install() -> Script | None:
         say(f"neap: {why}")
         return None
     asked = os.environ.get
+    folder = asked("NEAP_TORCH_DIR")
+    if asked(_in_lane.ROLE):
+        place = Path(folder or ".") / f"report-{os.getpid()}.json"
+        return _in_lane.install(say, lambda form: _write(place, form) if folder else None)
     try:
         plan = asked("NEAP_TORCH_PLAN")
         schedule = Schedule.load(plan) if plan else None
@@ -178,7 +183,6 @@ def _install() -> Script | None:
         sys.exit(2)
     if asked("NEAP_TORCH_PLAN_ONLY") == "1":
         fitted.watch.after_step.append(lambda optimizer: _end_if_settled(fitted))
-    folder = asked("NEAP_TORCH_DIR")
     return Script(fitted, Path(folder) if folder else None)
 
 

@@ -1,16 +1,15 @@
 //! Several jobs on one device at once: one process, one arena, scheduled at iteration boundaries.
 //!
 //! The service runs plans in lanes under a policy; [`crate::sim::share`] simulates the same
-//! decisions. Each job has its own thread and streams, and a part of the shared arena (`split`,
-//! `memory`). `scheduler` decides which job runs next. Jobs may come and go during the run, and
-//! are then planned again together, and also when measured latencies drift (`feedback`). A job
-//! computes the same numbers as when it runs alone, because other jobs affect only its timing.
+//! decisions, and its [`scheduler`](crate::sim::share::scheduler) decides here which job runs next.
+//! Each job has its own thread and streams, and a part of the shared arena (`split`). Jobs may come
+//! and go during the run, and are then planned again together, and also when measured latencies
+//! drift (`feedback`). A job computes the same numbers as when it runs alone, because other jobs
+//! affect only its timing.
 
 mod feedback;
-mod memory;
 mod planning;
 mod record;
-mod scheduler;
 mod split;
 mod worker;
 
@@ -36,11 +35,11 @@ use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
 use crate::sim::share::memory::Need;
 use crate::sim::share::policy::Policy;
+use crate::sim::share::scheduler::{Coming, Needs, Order, Scheduler};
 use crate::units::{BLOCK, Bytes, Nanos, id32, saturated};
 use feedback::Feedback;
 use planning::Made;
 use record::Records;
-use scheduler::{Coming, Needs, Order, Scheduler};
 use split::Split;
 use worker::{Command, Progress, Worker};
 

@@ -9,8 +9,8 @@ use crate::Outcome;
 use crate::sim::share::lanes::JobId;
 use crate::units::{Bytes, Nanos};
 
-use super::scheduler::Coming;
 use super::worker::Work;
+use crate::sim::share::scheduler::Coming;
 
 /// How a job ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

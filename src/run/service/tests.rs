@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::memory::{Memory, Spot};
-use super::scheduler::{Coming, Needs, Order, Scheduler};
-use crate::sim::share::check;
-use crate::sim::share::policy;
+use crate::sim::share::scheduler::{Coming, Needs, Order, Scheduler};
+use crate::sim::share::spots::{Memory, Spot};
+use crate::sim::share::{check, policy};
 use crate::units::{Bytes, Nanos};
 
 /// What a simulated worker is doing.
@@ -95,7 +94,8 @@ impl World {
         }
         let need = |job| self.bodies[&job].needs.bytes();
         let Memory { lanes, layout } = &self.scheduler.memory;
-        check::check(&lanes.picture(Bytes(self.arena), need, |item| layout.at(item))).unwrap();
+        check::check(&lanes.picture(Bytes(self.arena), need, |item| layout.as_ref()?.at(item)))
+            .unwrap();
     }
 
     /// Checks that no two jobs share a byte.

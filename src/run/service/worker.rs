@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
 
-use super::scheduler::Order;
 use super::split::Split;
 use crate::backend::{Measured, host};
 use crate::contract::{JobPlan, Latency};
@@ -13,6 +12,7 @@ use crate::plan::{Method, Share};
 use crate::session::{End, Job, Next, Pilot};
 use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
+use crate::sim::share::scheduler::Order;
 use crate::start::Shared;
 use crate::units::Bytes;
 use crate::{Outcome, RunError, Settings};

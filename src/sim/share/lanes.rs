@@ -287,6 +287,17 @@ impl Lanes {
         }
     }
 
+    /// A job that is not here yet holds persistent bytes, without a lane. Returns false, and
+    /// changes nothing, if they don't fit.
+    pub fn hold(&mut self, job: JobId, persistent: Bytes) -> bool {
+        if persistent > self.free() || self.jobs.contains_key(&job) {
+            return false;
+        }
+        self.persistent += persistent;
+        self.jobs.insert(job, (persistent, None));
+        true
+    }
+
     /// Frees a job's memory: it ended, or its persistent bytes go to the host.
     pub fn leave(&mut self, job: JobId) {
         let lane = self.lane_of(job);

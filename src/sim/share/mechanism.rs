@@ -67,6 +67,8 @@ pub struct Settings {
     pub turn: Nanos,
     /// How long after its submission a job is overdue.
     pub patience: Nanos,
+    /// Whether persistent memory stays on the device whatever the policy: that of processes.
+    pub stays: bool,
 }
 
 /// A P100 of 16 GiB in lanes, and the default of `neap share`.
@@ -84,6 +86,7 @@ impl Default for Settings {
             overcommit: 200,
             turn: Nanos(10_000_000_000),
             patience: Nanos(28_800_000_000_000),
+            stays: false,
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Many jobs on one device: lanes, policies and mechanisms, and a simulator of them.
 //!
-//! The decisions ([`policy`], [`lanes`]) are pure functions of jobs and time, so a service that
-//! runs real jobs can call them at iteration boundaries. Here a job's graph is only a size and a
-//! time.
+//! The decisions ([`policy`], [`lanes`]) are pure functions of jobs and time. [`engine`] simulates
+//! whole traces by them; [`scheduler`] gives orders by them at the iteration boundaries of real
+//! jobs. Here a job's graph is only a size and a time.
 
 pub mod check;
 pub mod contention;
 pub mod engine;
+pub mod events;
 pub mod jobs;
 pub mod lanes;
 pub mod latency;
@@ -16,6 +17,8 @@ pub mod memory;
 pub mod policy;
 pub mod result;
 pub mod rows;
+pub mod scheduler;
+pub mod spots;
 pub mod weigh;
 
 #[cfg(test)]

@@ -247,6 +247,20 @@ pub struct DeviceLog {
     pub foreign: BTreeSet<String>,
     /// A library without kernels for this device.
     pub unserved: Option<Unserved>,
+    /// What the process is called.
+    pub name: String,
+    /// What it had on which device from when on.
+    pub moments: Vec<Had>,
+    /// Which other processes were found to have ended, and when.
+    pub gone: Vec<(u32, u64)>,
+}
+
+/// What a process had on a device from an instant on, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Had {
+    pub at_ns: u64,
+    pub device: u32,
+    pub bytes: u64,
 }
 
 /// A library without kernels for a device: the device's compute capability, those for which it has
@@ -362,6 +376,14 @@ fn log(text: &str) -> DeviceLog {
             (Some("segment"), _, Some(device), Some(_), Some(used)) => {
                 let peak = log.peak_bytes.entry(device as u32).or_default();
                 *peak = used.max(*peak);
+                let at_ns = number(5).unwrap_or_default();
+                log.moments.push(Had { at_ns, device: device as u32, bytes: used });
+            }
+            (Some("process"), ..) => {
+                line.split_once(' ').map_or("", |(_, name)| name).clone_into(&mut log.name);
+            }
+            (Some("gone"), Some(process), Some(_), Some(_), Some(at_ns)) => {
+                log.gone.push((process as u32, at_ns));
             }
             (Some("refused"), Some(device), Some(bytes), Some(used), _) => {
                 log.refused.push((device as u32, bytes, used));

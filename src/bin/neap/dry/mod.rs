@@ -34,6 +34,8 @@ mod stubs;
 pub mod unpack;
 #[cfg(target_os = "linux")]
 mod verdicts;
+#[cfg(target_os = "linux")]
+mod whole;
 
 use std::path::PathBuf;
 

@@ -22,7 +22,7 @@ use super::others::{self, Again};
 use super::sizes::{self, Sizes};
 use super::unpack::Unpacked;
 use super::verdicts::{self, Asked, Own, Runner, Says, Verdict};
-use super::{Flags, launch, on_cpu, page, plot};
+use super::{Flags, launch, on_cpu, page, plot, whole};
 use crate::output::{self, Answer, note};
 
 /// The largest blocks that are printed.
@@ -147,6 +147,9 @@ pub fn report(
     } else {
         for process in &found.processes {
             output::data(&peaks(profile, process, found.processes.len() > 1, outcome.is_whole()))?;
+        }
+        for device in whole::fullest(&found.logs) {
+            output::data(&whole::table(&device, &profile.name))?;
         }
         details(process)?;
         if let Some(sizes) = &by_size {
@@ -450,6 +453,7 @@ fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Ver
         "peak_allocated_bytes": all().map(|d| d.peak_allocated_bytes).max(),
         "smallest_device_bytes": least.map(|b| b.0),
         "verdicts": verdicts::form(verdicts),
+        "devices": whole::form(&whole::fullest(&found.logs)),
         "processes": processes,
     })
 }

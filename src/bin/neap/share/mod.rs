@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use neap::device::profile::{self, Profile};
 use neap::report::table::Table;
 use neap::sim::share::engine::{self, Keep};
+use neap::sim::share::events::{self, Log};
 use neap::sim::share::jobs::{self, Job};
 use neap::sim::share::lanes::Mode;
 use neap::sim::share::latency::{Latency, latencies};
@@ -36,10 +37,15 @@ const MODES: [(&str, Mode); 3] =
 /// an inference job); error_percent (by how much an estimate may be too low, added as a margin),
 /// actual_persistent_bytes and actual_ephemeral_bytes (the job's need from the end of iteration
 /// grows_after on). Jobs slow each other down by a calibrated contention model.
+///
+/// JOBS.jsonl is what `neap torch --serve --log` wrote: the scripts are the jobs, each with the
+/// work, memory and time of coming that were logged, on a device of the server's budget. Their
+/// memory stays, and none slows another one, since their times were measured side by side. What
+/// really happened is a row besides, `logged`.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The trace of jobs.
-    #[arg(value_name = "JOBS.csv")]
+    /// The trace of jobs, or the log of a server.
+    #[arg(value_name = "JOBS.csv|LOG.jsonl")]
     jobs: PathBuf,
     /// The memory of workloads: columns workload, persistent_bytes, ephemeral_bytes; or the columns
     /// that Salus published.
@@ -148,14 +154,19 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     outputs.extend(plots.iter().map(|p| Some(p.as_path())));
     let outputs = Outputs::new(&inputs, &outputs)?;
     let device = profile::load(&flags.device)?;
-    let capacity = flags.memory_bytes.unwrap_or(device.memory_bytes);
+    let log = events::is_log(&flags.jobs).then(|| events::read(&flags.jobs)).transpose()?;
+    let whole = log.as_ref().map_or(device.memory_bytes, |log| log.budget);
+    let capacity = flags.memory_bytes.unwrap_or(whole);
     if capacity == Bytes::ZERO || capacity.0 > 1 << 50 {
         bail!(
             "--memory-bytes: {capacity} is not a device's memory; give a size up to 1PiB, such as 16GiB"
         );
     }
     let memory = flags.memory.as_deref().map(memory::read).transpose()?.unwrap_or_default();
-    let trace = jobs::read(&flags.jobs, &memory, flags.margin)?;
+    let trace = match &log {
+        Some(log) => log.trace.clone(),
+        None => jobs::read(&flags.jobs, &memory, flags.margin)?,
+    };
     let file = flags.jobs.display();
     if !trace.sorted {
         note(&format!(
@@ -177,7 +188,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         })
     };
     let explained = flags.explain.as_ref().map(place).transpose()?;
-    let runs = simulate(flags, jobs, &device, capacity, explained);
+    let mut runs = simulate(flags, jobs, &device, (capacity, log.is_some()), explained);
+    runs.extend(log.filter(|_| one.iter().all(|flag| flag.1.is_none())).map(logged));
     let never = |run: &Run| {
         let never = |j: &JobResult| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew);
         run.outcome.jobs.iter().any(never) || run.outcome.harm.is_some()
@@ -210,7 +222,7 @@ fn simulate(
     flags: &Flags,
     jobs: &[Job],
     device: &Profile,
-    capacity: Bytes,
+    (capacity, stays): (Bytes, bool),
     explained: Option<usize>,
 ) -> Vec<Run> {
     let keep = Keep {
@@ -235,6 +247,7 @@ fn simulate(
             overcommit: flags.overcommit,
             turn: flags.turn,
             patience: flags.patience,
+            stays,
         };
         for policy in &flags.policies {
             let outcome = engine::simulate(jobs, policy, &settings, keep);
@@ -254,6 +267,22 @@ fn simulate(
         }
     }
     runs
+}
+
+/// What really happened, as a run.
+fn logged(log: Log) -> Run {
+    let Log { budget, policy, trace, outcome } = log;
+    let policy = policy::find(&policy).map_or("unknown", |policy| policy.name);
+    Run {
+        name: format!("logged, {policy}"),
+        policy,
+        mechanism: "logged",
+        settings: Settings { capacity: budget, ..Settings::default() },
+        figures: outcome.figures(&trace.jobs),
+        latencies: Vec::new(),
+        devices: None,
+        outcome,
+    }
 }
 
 fn s(nanos: u64) -> f64 {

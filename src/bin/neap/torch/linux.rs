@@ -17,10 +17,11 @@ use neap::run::Stop;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::Flags;
 use super::card::Card;
+use super::passing::Asked;
 use super::rehearsal::Rehearsal;
 use super::serve::{self, Server};
+use super::{Flags, Mode, story};
 use crate::dry;
 use crate::dry::launch;
 use crate::dry::unpack::{self, Unpacked};
@@ -60,7 +61,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(Budget::Minimum) = flags.budget {
         bail!("`min` is not a budget to run in; give bytes (12GiB) or a share (60%)");
     }
-    let outputs = [&flags.save_plan, &flags.timeline, &flags.html].map(|path| path.as_deref());
+    let policy = flags.policy()?;
+    let outputs = [&flags.save_plan, &flags.timeline, &flags.html, &flags.log];
+    let outputs = outputs.map(|path| path.as_deref());
     let named = flags.device.as_deref().map(Path::new);
     let inputs: Vec<&Path> = flags.plan.as_deref().into_iter().chain(named).collect();
     Outputs::new(&inputs, &outputs)?;
@@ -76,16 +79,24 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         launch::forward_signals();
     }
     let server = match (&flags.serve, flags.budget) {
-        (Some(path), Some(Budget::Bytes(budget))) => Some(Server::start(path, budget, device)?),
+        (Some(path), Some(Budget::Bytes(budget))) => {
+            let asked = Asked { policy, limit: flags.token_limit, log: flags.log.clone() };
+            let mode = match flags.mode {
+                Mode::Shares => serve::Mode::Shares(device),
+                Mode::Lanes => serve::Mode::Lanes(asked),
+            };
+            Some(Server::start(path, budget, mode)?)
+        }
         (Some(_), _) => bail!("--serve: the budget of several scripts is in bytes, such as 12GiB"),
         (None, _) => None,
     };
-    if let Some(path) = &flags.join {
-        serve::reachable(path)?;
-    }
-    let Some(server) = server else { return script(flags, as_json, None) };
+    let joined = flags.join.as_deref().map(serve::has_lanes).transpose()?;
+    let has_lane = joined.unwrap_or_else(|| server.as_ref().is_some_and(Server::has_lanes));
+    flags.fits(has_lane)?;
+    let Some(server) = server else { return script(flags, as_json, None, has_lane) };
     if flags.command.is_empty() {
         let answer = until_interrupted(&server, &stop);
+        timeline(flags, &server)?;
         if let Some(path) = &flags.html {
             let socket = flags.serve.as_deref().unwrap_or(Path::new(""));
             let title = format!("scripts that joined {}", socket.display());
@@ -97,14 +108,23 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
         return Ok(answer);
     }
-    let answer = script(flags, as_json, Some(&server));
+    let answer = script(flags, as_json, Some(&server), has_lane);
     if server.scripts() > 0 {
         note("note: other scripts have joined; this waits until they have gone");
     }
     while server.scripts() > 0 && !launch::interrupted() {
         thread::sleep(LOOK);
     }
+    timeline(flags, &server)?;
     answer
+}
+
+/// Writes what happened in lanes, where that was asked for.
+fn timeline(flags: &Flags, server: &Server) -> anyhow::Result<()> {
+    match flags.timeline.as_deref().filter(|_| server.has_lanes()) {
+        Some(path) => story::timeline(path, &server.happened()),
+        None => Ok(()),
+    }
 }
 
 /// Divides the budget among scripts until a signal comes.
@@ -120,7 +140,12 @@ fn until_interrupted(server: &Server, stop: &Stop) -> Answer {
 }
 
 /// Runs a script, perhaps the first of a server's.
-fn script(flags: &Flags, as_json: bool, server: Option<&Server>) -> anyhow::Result<Answer> {
+fn script(
+    flags: &Flags,
+    as_json: bool,
+    server: Option<&Server>,
+    has_lane: bool,
+) -> anyhow::Result<Answer> {
     let scratch = scratch()?;
     let unpacked = unpack::unpack(scratch.path())?;
     let scouted = match flags.scout {
@@ -128,7 +153,7 @@ fn script(flags: &Flags, as_json: bool, server: Option<&Server>) -> anyhow::Resu
         None => None,
     };
     let plan = flags.plan.as_deref().or(scouted.as_deref());
-    let mut status = run(flags, plan, &unpacked, scratch.path(), as_json)?;
+    let mut status = run(flags, plan, &unpacked, scratch.path(), (as_json, has_lane))?;
     let mut reports = Reports::read(scratch.path());
     if let Some(card) = reports.card.take()
         && !status.success()
@@ -143,12 +168,13 @@ fn script(flags: &Flags, as_json: bool, server: Option<&Server>) -> anyhow::Resu
         if let Some(plan) = dry.plan(scratch.path())? {
             note("note: starting the command again, with that plan from the first iteration on");
             let again = self::scratch()?;
-            status = run(flags, Some(&plan), &unpacked, again.path(), as_json)?;
+            status = run(flags, Some(&plan), &unpacked, again.path(), (as_json, has_lane))?;
             reports = Reports::read(again.path());
         }
     }
     let missed = reports.reports.is_empty() || reports.reports.iter().any(|r| r["met"] == false);
-    if let Some(path) = flags.html.as_deref().filter(|_| !reports.reports.is_empty()) {
+    let html = flags.html.as_deref().filter(|_| !reports.reports.is_empty() && !has_lane);
+    if let Some(path) = html {
         let words: Vec<_> = flags.command.iter().map(|word| word.to_string_lossy()).collect();
         let mut page = page::of(words.join(" "), reports.reports.clone())?;
         page.views.extend(server.map(Server::view));
@@ -226,7 +252,7 @@ fn run(
     plan: Option<&Path>,
     unpacked: &Unpacked,
     scratch: &Path,
-    as_json: bool,
+    (as_json, has_lane): (bool, bool),
 ) -> anyhow::Result<ExitStatus> {
     let (program, arguments) = flags.command.split_first().context("a command is needed")?;
     let mut command = Command::new(program);
@@ -237,9 +263,22 @@ fn run(
     if let Some(path) = &flags.save_plan {
         command.env("NEAP_TORCH_SAVE_PLAN", std::path::absolute(path)?);
     }
-    if let Some(path) = &flags.timeline {
+    if let Some(path) = flags.timeline.as_ref().filter(|_| !has_lane) {
         command.env("NEAP_TORCH_TIMELINE", std::path::absolute(path)?);
     }
+    if has_lane {
+        command.env("NEAP_TORCH_LANE", "1");
+    } else {
+        command.env_remove("NEAP_TORCH_LANE");
+    }
+    match flags.needs {
+        Some((kept, within)) => command.env("NEAP_TORCH_NEEDS", format!("{}+{}", kept.0, within.0)),
+        None => command.env_remove("NEAP_TORCH_NEEDS"),
+    };
+    match flags.work {
+        Some(work) => command.env("NEAP_TORCH_WORK", work.0.to_string()),
+        None => command.env_remove("NEAP_TORCH_WORK"),
+    };
     if as_json {
         // The report alone is data.
         command.stdout(Stdio::from(io::stderr()));

@@ -5,18 +5,28 @@ mod card;
 #[cfg(target_os = "linux")]
 mod history;
 #[cfg(target_os = "linux")]
+mod lanes;
+#[cfg(target_os = "linux")]
 mod linux;
+#[cfg(target_os = "linux")]
+mod passing;
 #[cfg(target_os = "linux")]
 mod rehearsal;
 #[cfg(target_os = "linux")]
 mod serve;
 #[cfg(target_os = "linux")]
 mod shares;
+#[cfg(target_os = "linux")]
+mod story;
 
 use std::path::PathBuf;
 
+use neap::sim::share::policy::{self, Policy};
+use neap::units::{Bytes, Nanos};
+
 use crate::output::Answer;
 use crate::settings::Budget;
+use crate::settings::values::{policy, seconds};
 
 /// Run a PyTorch training script, unchanged, within a budget of device memory.
 ///
@@ -34,9 +44,34 @@ pub struct Flags {
     /// goes. With a command, also run that; then until the last script has gone.
     #[arg(long, value_name = "SOCKET", requires = "budget", conflicts_with_all = ["plan", "join"])]
     pub serve: Option<PathBuf>,
-    /// Run within a share of the budget of `neap torch --serve SOCKET`.
+    /// Run within a share of the budget of `neap torch --serve SOCKET`, or in a lane of it.
     #[arg(long, value_name = "SOCKET", conflicts_with = "budget")]
     pub join: Option<PathBuf>,
+    /// What scripts that join get. A share each: all run at the same time, and each moves what does
+    /// not fit its share. Or a lane: scripts run as they are, and those of one lane take turns, so
+    /// that all need what each keeps between iterations, and once the most that one needs within.
+    #[arg(long, value_enum, default_value_t, requires = "serve")]
+    pub mode: Mode,
+    /// With --mode lanes: which script goes first.
+    #[arg(long, value_name = "POLICY", default_value = "fair", value_parser = policy(),
+          requires = "serve")]
+    pub policy: &'static Policy,
+    /// With --mode lanes: take the token from a script that has held it this long while others
+    /// wait, in place of ten times its longest iteration (and at least 10 s).
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "serve")]
+    pub token_limit: Option<Nanos>,
+    /// With --mode lanes: write what happens, for `neap share FILE.jsonl`.
+    #[arg(long, value_name = "FILE.jsonl", requires = "serve")]
+    pub log: Option<PathBuf>,
+    /// In a lane: what the script keeps between iterations and needs besides within one, so that it
+    /// waits for room before it allocates anything. Otherwise its first iterations, which it runs
+    /// alone, show that.
+    #[arg(long, value_name = "KEPT+WITHIN", value_parser = needs)]
+    pub needs: Option<(Bytes, Bytes)>,
+    /// In a lane: the time that all iterations of the script take alone; srtf goes by it. A script
+    /// without it goes after those with.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub work: Option<Nanos>,
     /// Whose times and link the plan is made by: a built-in name or a *.device.json file. Without
     /// it, those of the built-in device that the script's card is, or of the a6000 if none is.
     #[arg(long, value_name = "NAME|FILE")]
@@ -47,7 +82,8 @@ pub struct Flags {
     /// Write the plan, for --plan.
     #[arg(long, value_name = "FILE")]
     pub save_plan: Option<PathBuf>,
-    /// Write one planned iteration as a timeline for Perfetto.
+    /// Write one planned iteration as a timeline for Perfetto. With --serve and lanes: all scripts,
+    /// lanes and tokens.
     #[arg(long, value_name = "FILE.json")]
     pub timeline: Option<PathBuf>,
     /// Write what the script reports at its end as a page to look at in a browser. With --serve it
@@ -87,6 +123,76 @@ pub struct Flags {
     /// The command that runs the script, after `--`.
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "serve")]
     pub command: Vec<std::ffi::OsString>,
+}
+
+/// What scripts that join get.
+#[derive(Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// A share each.
+    #[default]
+    Shares,
+    /// A lane, and its token in turn.
+    Lanes,
+}
+
+/// Reads needs such as `3GiB+5GiB`.
+fn needs(text: &str) -> Result<(Bytes, Bytes), String> {
+    let both = text
+        .split_once('+')
+        .and_then(|(kept, within)| Some((kept.trim().parse().ok()?, within.trim().parse().ok()?)));
+    both.ok_or_else(|| format!("`{text}` is not KEPT+WITHIN; give two sizes such as 1.5GiB+6GiB"))
+}
+
+impl Flags {
+    /// The policy by which lanes are passed on.
+    ///
+    /// # Errors
+    /// When no server of lanes passes them on so.
+    #[cfg(target_os = "linux")]
+    fn policy(&self) -> anyhow::Result<&'static Policy> {
+        if self.mode == Mode::Shares {
+            let given =
+                [("--token-limit", self.token_limit.is_some()), ("--log", self.log.is_some())];
+            if let Some((flag, _)) = given.iter().find(|one| one.1) {
+                anyhow::bail!("{flag} is for lanes; add --mode lanes");
+            }
+        } else if self.policy.name == policy::NEAP.name {
+            anyhow::bail!(
+                "--policy neap moves memory that scripts keep; give fifo, srtf, pack or fair"
+            );
+        }
+        Ok(self.policy)
+    }
+
+    /// Refuses what means nothing to a script in a lane, or outside of one.
+    ///
+    /// # Errors
+    /// The first flag that does.
+    #[cfg(target_os = "linux")]
+    fn fits(&self, has_lane: bool) -> anyhow::Result<()> {
+        let lane = [("--needs", self.needs.is_some()), ("--work", self.work.is_some())];
+        let plan = [
+            ("--plan", self.plan.is_some()),
+            ("--save-plan", self.save_plan.is_some()),
+            ("--early-updates", self.early_updates),
+            ("--no-recompute", self.no_recompute),
+            ("--strict", self.strict),
+        ];
+        let given =
+            |flags: &[(&'static str, bool)]| flags.iter().find(|one| one.1).map(|one| one.0);
+        match (has_lane, given(&lane), given(&plan)) {
+            (true, _, Some(flag)) => anyhow::bail!(
+                "{flag} is for plans, and scripts in lanes run as they are; leave it out, or serve \
+                 with --mode shares"
+            ),
+            (false, Some(flag), _) => {
+                anyhow::bail!(
+                    "{flag} is for scripts in lanes; leave it out, or serve with --mode lanes"
+                )
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Runs the command.

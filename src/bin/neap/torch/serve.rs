@@ -5,6 +5,10 @@
 //! [`Offer`]s, one a line, or `{"refused": WHY}` before its connection ends. A script has gone when
 //! its connection ends, however that came about.
 //!
+//! Where the server has lanes in place of shares ([`super::lanes`]) a script says `{"join": NAME,
+//! "lane": {…}}`, then what its iterations do, and the server says when it has the token.
+//! `{"asks": "mode"}` is answered with which of the two it is.
+//!
 //! One thread divides. It waits for nothing but the next event: graphs are read and plans are made
 //! beside it, each for a limited time, and what a script does not read in time ends its connection.
 
@@ -28,6 +32,8 @@ use neap::units::{Bytes, Nanos, saturated};
 use serde::{Deserialize, Serialize};
 
 use super::history::History;
+use super::lanes;
+use super::passing::{Asked, Passing, Story};
 use super::shares::{Need, Next, Offers, Shares};
 use crate::output::note;
 
@@ -58,21 +64,52 @@ enum Said {
     Graph { join: String, graph: PathBuf },
     Fixed { join: String, fixed_bytes: u64 },
     Took { took_bytes: u64 },
+    Lane { join: String, lane: lanes::Asked },
+    Measured { measured: lanes::Measured },
+    Ended { ended: lanes::Ended },
+    GaveBack { gave_back_bytes: u64 },
+    Asks { asks: String },
 }
+
+/// What scripts get.
+pub enum Mode {
+    /// A share each, planned by this device's times.
+    Shares(Profile),
+    /// A lane, and its token in turn.
+    Lanes(Asked),
+}
+
+/// What is asked for by who asks for the mode.
+const ASKS: &str = "mode";
+
+/// The answer to that.
+#[derive(Serialize, Deserialize)]
+struct Answers {
+    mode: String,
+}
+
+/// The two modes as the answer names them.
+const LANES: &str = "lanes";
+const SHARES: &str = "shares";
 
 /// Why a script gets no share.
 #[derive(Serialize)]
-struct Refusal {
-    refused: String,
+pub struct Refusal {
+    pub refused: String,
 }
 
-enum Event {
+/// What has happened at the socket, to the connection of this number.
+pub enum Event {
     Came(u64, Arc<UnixStream>),
     Joins(u64, String, Result<Need, String>),
     Took(u64, Bytes),
     Left(u64),
     /// A plan of all for the change of this number.
     Planned(u64, Result<Vec<u64>, String>),
+    Lane(u64, String, lanes::Asked),
+    Measured(u64, lanes::Measured),
+    Ended(u64, lanes::Ended),
+    GaveBack(u64, Bytes),
 }
 
 /// A socket on which scripts join, until it is dropped.
@@ -82,20 +119,22 @@ pub struct Server {
     scripts: Arc<AtomicUsize>,
     history: Arc<Record>,
     budget: Bytes,
+    /// What happened in lanes.
+    story: Option<Story>,
 }
 
 /// What has happened since an instant.
-struct Record {
+pub struct Record {
     began: Instant,
     history: Mutex<History>,
 }
 
 impl Record {
-    fn now(&self) -> Nanos {
+    pub fn now(&self) -> Nanos {
         Nanos(saturated(self.began.elapsed().as_nanos()))
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut History, Nanos) -> T) -> T {
+    pub fn with<T>(&self, work: impl FnOnce(&mut History, Nanos) -> T) -> T {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         work(&mut history, self.now())
     }
@@ -105,14 +144,15 @@ impl Server {
     /// Listens on a new socket, which only this user may use.
     ///
     /// # Errors
-    /// When there is something at the path already, or no socket can be made there.
-    pub fn start(path: &Path, budget: Bytes, device: Profile) -> anyhow::Result<Self> {
+    /// When there is something at the path already, or no socket can be made there, or the log
+    /// can't be written.
+    pub fn start(path: &Path, budget: Bytes, mode: Mode) -> anyhow::Result<Self> {
         let listener = bind(path)?;
         let scripts = Arc::new(AtomicUsize::new(0));
         let history = Mutex::new(History::new(budget));
         let history = Arc::new(Record { began: Instant::now(), history });
         let (own, file) = (path.to_owned(), file(path));
-        let server = Self { path: own, file, scripts, history, budget };
+        let mut server = Self { path: own, file, scripts, history, budget, story: None };
         // What can't be joined is no server: the error removes it.
         absolute(path)
             .and_then(UnixStream::connect)
@@ -120,14 +160,36 @@ impl Server {
         let (sender, receiver) = mpsc::channel();
         let (count, events) = (Arc::clone(&server.scripts), sender.clone());
         let record = Arc::clone(&server.history);
-        let device = Arc::new(device);
-        let shares = Shares::new(budget, Arc::clone(&device));
-        thread::spawn(move || {
-            let streams = BTreeMap::new();
-            Division { shares, events, streams, record }.go_on(&receiver, &count)
-        });
-        thread::spawn(move || accept(&listener, &sender, &device));
+        let device = match mode {
+            Mode::Shares(device) => {
+                let device = Arc::new(device);
+                let shares = Shares::new(budget, Arc::clone(&device));
+                thread::spawn(move || {
+                    let streams = BTreeMap::new();
+                    Division { shares, events, streams, record }.go_on(&receiver, &count)
+                });
+                Some(device)
+            }
+            Mode::Lanes(asked) => {
+                let mut passing = Passing::new(budget, &asked, record)?;
+                server.story = Some(passing.story());
+                thread::spawn(move || passing.go_on(&receiver, &count));
+                None
+            }
+        };
+        thread::spawn(move || accept(&listener, &sender, device.as_ref()));
         Ok(server)
+    }
+
+    /// Whether scripts have lanes.
+    pub const fn has_lanes(&self) -> bool {
+        self.story.is_some()
+    }
+
+    /// What happened so far, where scripts have lanes.
+    pub fn happened(&self) -> Vec<neap::sim::share::events::Event> {
+        let story = self.story.iter();
+        story.flat_map(|all| all.lock().unwrap_or_else(PoisonError::into_inner).clone()).collect()
     }
 
     /// How many scripts have joined.
@@ -209,15 +271,15 @@ fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Whether a server of this user's listens on a path.
+/// Whether the server of this user's that listens on a path has lanes.
 ///
 /// # Errors
-/// When none does; the error names the remedy.
-pub fn reachable(path: &Path) -> anyhow::Result<()> {
+/// When none listens; the error names the remedy.
+pub fn has_lanes(path: &Path) -> anyhow::Result<bool> {
     let name = path.display();
     match UnixStream::connect(path) {
         Ok(stream) => match peer(&stream) {
-            Some(user) if user == private::user() => Ok(()),
+            Some(user) if user == private::user() => Ok(asked_mode(&stream) == LANES),
             _ => bail!("--join: a process of another user listens on {name}; name another socket"),
         },
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => bail!(
@@ -229,6 +291,18 @@ pub fn reachable(path: &Path) -> anyhow::Result<()> {
         ),
         Err(error) => Err(error).with_context(|| format!("--join: {name} can't be joined")),
     }
+}
+
+/// What a server says that its scripts get; nothing where it is none of this neap's.
+fn asked_mode(mut stream: &UnixStream) -> String {
+    let _ = stream.set_read_timeout(Some(FIRST_LINE));
+    let mut line = Vec::new();
+    let answer = stream.write_all(b"{\"asks\":\"mode\"}\n").and_then(|()| {
+        let mut reader = BufReader::new(stream).take(LINE);
+        reader.read_until(b'\n', &mut line)
+    });
+    let answer = answer.ok().and_then(|_| serde_json::from_slice::<Answers>(&line).ok());
+    answer.map_or_else(String::new, |answer| answer.mode)
 }
 
 /// The user at a socket's other end.
@@ -249,7 +323,7 @@ fn peer(stream: &UnixStream) -> Option<u32> {
     (done == 0).then_some(found.uid)
 }
 
-fn accept(listener: &UnixListener, events: &Sender<Event>, device: &Arc<Profile>) {
+fn accept(listener: &UnixListener, events: &Sender<Event>, device: Option<&Arc<Profile>>) {
     let mut id = 0;
     loop {
         // Without room for another file it is tried again: a script that has gone makes room.
@@ -263,9 +337,9 @@ fn accept(listener: &UnixListener, events: &Sender<Event>, device: &Arc<Profile>
         if events.send(Event::Came(id, Arc::clone(&stream))).is_err() {
             return;
         }
-        let (own, device) = (events.clone(), Arc::clone(device));
+        let (own, device) = (events.clone(), device.cloned());
         let listening = thread::Builder::new().spawn(move || {
-            listen(id, &stream, &own, &device);
+            listen(id, &stream, &own, device.as_ref());
             let _ = own.send(Event::Left(id));
         });
         if listening.is_err() {
@@ -275,7 +349,7 @@ fn accept(listener: &UnixListener, events: &Sender<Event>, device: &Arc<Profile>
 }
 
 /// Reads what a script says until it goes.
-fn listen(id: u64, stream: &UnixStream, events: &Sender<Event>, device: &Arc<Profile>) {
+fn listen(id: u64, stream: &UnixStream, events: &Sender<Event>, device: Option<&Arc<Profile>>) {
     let _ = stream.set_read_timeout(Some(FIRST_LINE));
     let mut reader = BufReader::new(stream);
     loop {
@@ -290,13 +364,28 @@ fn listen(id: u64, stream: &UnixStream, events: &Sender<Event>, device: &Arc<Pro
             Some(Said::Fixed { join, fixed_bytes }) => {
                 Event::Joins(id, join, Ok(Need::Fixed(Bytes(fixed_bytes))))
             }
-            Some(Said::Graph { join, graph }) => Event::Joins(id, join, read(graph, device)),
+            Some(Said::Graph { join, graph }) => {
+                let none = || Err("this server has lanes".to_owned());
+                Event::Joins(id, join, device.map_or_else(none, |device| read(graph, device)))
+            }
+            Some(Said::Lane { join, lane }) => Event::Lane(id, join, lane),
+            Some(Said::Measured { measured }) => Event::Measured(id, measured),
+            Some(Said::Ended { ended }) => Event::Ended(id, ended),
+            Some(Said::GaveBack { gave_back_bytes }) => Event::GaveBack(id, Bytes(gave_back_bytes)),
+            Some(Said::Asks { asks }) => {
+                if asks != ASKS {
+                    return;
+                }
+                let mode = if device.is_some() { SHARES } else { LANES }.to_owned();
+                send(stream, &Answers { mode });
+                return;
+            }
             None => {
                 note("neap: a process that joined is no script of this neap's; it is left out");
                 return;
             }
         };
-        if matches!(event, Event::Joins(..)) {
+        if matches!(event, Event::Joins(..) | Event::Lane(..)) {
             let _ = reader.get_ref().set_read_timeout(None);
         }
         if events.send(event).is_err() {
@@ -384,6 +473,10 @@ impl Division {
                     let offers = self.shares.planned(change, arenas);
                     self.tell(offers);
                 }
+                Event::Lane(id, name, _) => {
+                    self.refuse(id, &name, "this server gives shares, and no lanes".to_owned());
+                }
+                Event::Measured(..) | Event::Ended(..) | Event::GaveBack(..) => {}
             }
             self.record.with(|history, now| history.note(now, self.shares.holding()));
             scripts.store(self.shares.count(), Ordering::SeqCst);
@@ -431,7 +524,7 @@ impl Division {
     }
 }
 
-fn send(mut stream: &UnixStream, what: &impl Serialize) -> bool {
+pub fn send(mut stream: &UnixStream, what: &impl Serialize) -> bool {
     let Ok(mut line) = serde_json::to_vec(what) else { return false };
     line.push(b'\n');
     stream.write_all(&line).is_ok()

@@ -194,7 +194,7 @@ impl<'a> Engine<'a> {
             room: settings.room(style),
             layout: (lanes && !released).then(|| Layout::new(settings.capacity)),
             needs: jobs.iter().map(|job| job.need).collect(),
-            moves: policy.moves && lanes && settings.mode == Mode::Neap,
+            moves: policy.moves && lanes && settings.mode == Mode::Neap && !settings.stays,
             released,
             tries_all: lanes && settings.mode == Mode::Paper,
             least: jobs.iter().map(|job| job.need.0).min().unwrap_or_default(),

@@ -1,17 +1,19 @@
 //! Decides which jobs are admitted, which run their next iteration, and which leave. It reacts to
 //! events and has no threads or clocks of its own.
 //!
-//! It uses the simulator's policies and lanes ([`crate::sim::share`]) at real iteration boundaries.
-//! A running job is never interrupted within an iteration. A job without the order to run its next
+//! It uses the simulator's policies and lanes at real iteration boundaries, for the jobs of one
+//! process (`neap run`) and for scripts in processes of their own (`neap torch --serve`). A running
+//! job is never interrupted within an iteration. A job without the order to run its next
 //! iteration is *idle*, and its memory stays. An idle job's memory leaves the device only when
 //! another job's turn needs the room and the policy moves memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::memory::{Entry, Memory, Spot};
-use crate::sim::share::lanes::{JobId, Join, LaneId, MOST};
-use crate::sim::share::memory::Need;
-use crate::sim::share::policy::{Candidate, Policy, Style};
+use super::contention::WHOLE;
+use super::lanes::{JobId, Join, LaneId, MOST};
+use super::memory::Need;
+use super::policy::{Candidate, Policy, Style};
+use super::spots::{Entry, Memory, Spot};
 use crate::units::{Bytes, Nanos, saturated};
 
 /// A job's needs.
@@ -29,6 +31,8 @@ pub struct Needs {
 }
 
 impl Needs {
+    /// Both parts.
+    #[must_use]
     pub const fn bytes(&self) -> Need {
         (self.persistent, self.ephemeral)
     }
@@ -37,6 +41,7 @@ impl Needs {
 /// A job that is being submitted.
 #[derive(Clone, Copy, Debug)]
 pub struct Coming {
+    /// What it needs.
     pub needs: Needs,
     /// The share of the device that it keeps busy, per mille.
     pub utilisation: u32,
@@ -91,6 +96,10 @@ struct Tenant {
     /// The expected time of an iteration, and the time of the last one.
     expected: Nanos,
     measured: Option<Nanos>,
+    /// The time of all its iterations, where that is known apart from their number.
+    work: Option<Nanos>,
+    /// The time of its iterations so far.
+    served: Nanos,
     /// Its service as `fair` counts it. A new job starts with the least service of the present
     /// jobs.
     turns: u64,
@@ -98,9 +107,10 @@ struct Tenant {
 
 /// The jobs of a device and their memory.
 pub struct Scheduler {
-    policy: &'static Policy,
+    policy: Policy,
     patience: Nanos,
     turn: Nanos,
+    /// Who has which bytes.
     pub memory: Memory,
     jobs: BTreeMap<JobId, Tenant>,
     /// The job that will be admitted once all of these are out.
@@ -110,9 +120,21 @@ pub struct Scheduler {
 impl Scheduler {
     /// An empty device. `patience` after its submission a job is overdue; `turn` is the shortest
     /// service after which memory is moved for a turn.
-    pub fn new(policy: &'static Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
-        let memory = Memory::new(arena, if policy.style.in_turn() { 1 } else { MOST });
+    #[must_use]
+    pub fn new(policy: &Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
+        let memory = Memory::new(arena, lanes(policy));
+        let policy = *policy;
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
+    }
+
+    /// An empty device for scripts in processes of their own: their memory never moves, and each
+    /// ends when it does.
+    #[must_use]
+    pub fn of_scripts(policy: &Policy, budget: Bytes) -> Self {
+        let policy = Policy { moves: false, ..*policy };
+        let patience = Nanos(u64::MAX);
+        let memory = Memory::of_sums(budget, lanes(&policy));
+        Self { memory, ..Self::new(&policy, budget, patience, patience) }
     }
 
     /// Submits a job. Returns false if it could never fit; then it is not accepted.
@@ -133,6 +155,59 @@ impl Scheduler {
         true
     }
 
+    /// Submits a script, which may have `work` in all. One that `holds` its persistent bytes has
+    /// run already. Returns false if it can't be in, now or later; then it is not accepted.
+    pub fn submit_script(
+        &mut self,
+        job: JobId,
+        needs: Needs,
+        work: Option<Nanos>,
+        holds: bool,
+        now: Nanos,
+    ) -> bool {
+        let iteration = Nanos::ZERO;
+        let coming = Coming { needs, utilisation: WHOLE, iterations: u32::MAX, iteration };
+        if !self.submit(job, &coming, now) {
+            return false;
+        }
+        let join = self.join(&needs);
+        let is_in = holds && self.may_enter(job, &needs, join);
+        let kept = is_in || !holds || self.memory.lanes.hold(job, needs.persistent);
+        if !kept {
+            self.jobs.remove(&job);
+        } else if let Some(tenant) = self.jobs.get_mut(&job) {
+            // One of which that is not known has more left than any of which it is.
+            tenant.work = Some(work.unwrap_or(Nanos(u64::MAX)));
+            tenant.begun = holds;
+            tenant.state = if is_in { State::Idle } else { State::Waiting };
+        }
+        kept
+    }
+
+    /// Admits a script to the memory, if it passes nobody who waits where the policy forbids that.
+    fn may_enter(&mut self, job: JobId, needs: &Needs, join: Join) -> bool {
+        let others = || self.jobs.iter().filter(|(id, _)| **id != job);
+        let passes = !self.policy.skips && others().any(|(_, t)| t.state == State::Waiting);
+        let nobody = BTreeSet::new();
+        !passes && self.memory.admit(job, needs.bytes(), join, &nobody) == Entry::In
+    }
+
+    /// A script needs more than it was admitted with. Returns whether there is room; if not,
+    /// nothing changes.
+    pub fn grow(&mut self, job: JobId, needs: Needs) -> bool {
+        let grows = self.memory.lanes.grow(job, needs.bytes());
+        if let Some(tenant) = self.jobs.get_mut(&job).filter(|_| grows) {
+            tenant.needs = needs;
+        }
+        grows
+    }
+
+    /// Whether a script is in a lane.
+    #[must_use]
+    pub fn lane(&self, job: JobId) -> Option<LaneId> {
+        self.memory.lanes.lane_of(job)
+    }
+
     /// A job has a new plan, which it uses as soon as there is room.
     pub fn replanned(&mut self, job: JobId, needs: Needs) {
         let fits = self.memory.lanes.ever(needs.bytes());
@@ -151,10 +226,18 @@ impl Scheduler {
 
     /// An iteration has ended.
     pub fn ran(&mut self, job: JobId, took: Nanos) {
+        self.went_on(job, took);
         if let Some(tenant) = self.jobs.get_mut(&job) {
             tenant.state = State::Idle;
+        }
+    }
+
+    /// An iteration has ended, and the job has begun the next one.
+    pub fn went_on(&mut self, job: JobId, took: Nanos) {
+        if let Some(tenant) = self.jobs.get_mut(&job) {
             tenant.left = tenant.left.saturating_sub(1);
             tenant.turns = tenant.turns.saturating_add(took.0);
+            tenant.served = Nanos(tenant.served.0.saturating_add(took.0));
             tenant.measured = Some(took);
         }
     }
@@ -172,6 +255,7 @@ impl Scheduler {
         }
     }
 
+    /// A job is gone.
     pub fn ended(&mut self, job: JobId) {
         self.jobs.remove(&job);
         self.memory.leave(job);
@@ -185,6 +269,7 @@ impl Scheduler {
     }
 
     /// The reason why a job that is not admitted waits.
+    #[must_use]
     pub fn waits_for(&self, job: JobId) -> Option<String> {
         let tenant = self.jobs.get(&job).filter(|t| t.state == State::Waiting)?;
         let needs = tenant.needs;
@@ -352,6 +437,9 @@ impl Scheduler {
         let thought: u128 = ran().map(|(_, expected)| u128::from(expected)).sum();
         let (took, thought) = if took == 0 || thought == 0 { (1, 1) } else { (took, thought) };
         let left = |t: &Tenant| {
+            if let Some(work) = t.work {
+                return work.saturating_sub(t.served);
+            }
             let expected = || u128::from(t.expected.0) * took / thought;
             let iteration = t.measured.map_or_else(expected, |m| m.0.into());
             Nanos(saturated(iteration * u128::from(t.left)))
@@ -424,7 +512,7 @@ impl Scheduler {
         });
         for &job in &wanted {
             if self.state(job) == Some(State::Waiting) && !self.bring_in(job, orders) {
-                if self.room_for.is_none() {
+                if self.room_for.is_none() && self.policy.moves {
                     self.send_out(job, &wanted, order, orders);
                 }
                 break;
@@ -471,4 +559,9 @@ impl Scheduler {
             orders.push((job, Order::Go));
         }
     }
+}
+
+/// The most lanes under a policy.
+fn lanes(policy: &Policy) -> usize {
+    if policy.style.in_turn() { 1 } else { MOST }
 }
