@@ -120,7 +120,7 @@ fn bad_use_runs_nothing() {
     let dead = folder.path().join("dead");
     drop(UnixListener::bind(&dead).unwrap());
     let dead = dead.to_str().unwrap();
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["--serve", socket], "--budget"),
         (&["--serve", socket, "--budget", "60%"], "in bytes"),
         (&["--serve", &broken, "--budget", "1GiB"], "is not a socket"),
@@ -135,6 +135,15 @@ fn bad_use_runs_nothing() {
         (&["--plan", &broken], "is not JSON"),
         (&["--plan", &other], "neap.torch.schedule"),
         (&["--plan", &newer], "version 9"),
+        (&["--serve", socket, "--budget", "1GiB", "--log", "l.jsonl"], "add --mode lanes"),
+        (&["--budget", "1GiB", "--mode", "lanes"], "--serve"),
+        (
+            &["--serve", socket, "--budget", "1GiB", "--mode", "lanes", "--policy", "neap"],
+            "give fifo, srtf, pack or fair",
+        ),
+        (&["--serve", socket, "--budget", "1GiB", "--mode", "lanes", "--strict"], "as they are"),
+        (&["--serve", socket, "--budget", "1GiB", "--needs", "1GiB+1GiB"], "--mode lanes"),
+        (&["--serve", socket, "--budget", "1GiB", "--needs", "1GiB"], "1.5GiB+6GiB"),
     ];
     for (flags, word) in cases {
         let found = torch(flags, "touch ran; echo ran", None);
@@ -171,15 +180,88 @@ impl Script {
         self.0.write_all(format!("{form}\n").as_bytes()).unwrap();
     }
 
-    /// The bytes of the next offer, taken.
-    fn take(&mut self) -> u64 {
+    /// The next line.
+    fn hear(&mut self) -> Value {
         let mut line = String::new();
         self.1.read_line(&mut line).unwrap();
-        let offer: Value = serde_json::from_str(&line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// The bytes of the next offer, taken.
+    fn take(&mut self) -> u64 {
+        let offer = self.hear();
         let bytes = offer["share_bytes"].as_u64().unwrap();
         self.say(&json!({"took_bytes": bytes}));
         bytes
     }
+}
+
+fn serve(socket: &Path, flags: &[&str]) -> Server {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    command.args(["torch", "--serve"]).arg(socket).args(flags);
+    let server = Server(command.stderr(Stdio::null()).spawn().unwrap());
+    for _ in 0..600 {
+        if socket.exists() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    server
+}
+
+#[test]
+fn scripts_in_a_lane_take_turns_and_their_log_is_replayed() {
+    let folder = TempDir::new().unwrap();
+    let (socket, log) = (folder.path().join("gpu"), folder.path().join("log.jsonl"));
+    let log = log.to_str().unwrap();
+    let flags = ["--budget", "1000MiB", "--mode", "lanes", "--policy", "fair", "--log", log];
+    let server = serve(&socket, &flags);
+    let mib = |n: u64| n << 20;
+    let needs = |kept: u64, within: u64| json!({ "needs": [mib(kept), mib(within)] });
+    let ended = |holds: u64, waits: bool| {
+        let bytes = mib(holds);
+        json!({"ended": {"holds_bytes": bytes, "peak_bytes": bytes, "waits": waits}})
+    };
+    let mut asks = Script::join(&socket, &json!({"asks": "mode"}));
+    assert_eq!(asks.hear(), json!({"mode": "lanes"}));
+    let mut first = Script::join(&socket, &json!({"join": "first", "lane": needs(100, 600)}));
+    assert_eq!(first.hear(), json!({"go": {"kept": true}}));
+    first.say(&ended(700, false));
+    // The second one's bytes are there only if the first gives its free memory back.
+    let mut second = Script::join(&socket, &json!({"join": "second", "lane": needs(200, 500)}));
+    assert_eq!(first.hear(), json!("back"));
+    first.say(&ended(700, true));
+    assert_eq!(first.hear(), json!("give_back"));
+    first.say(&json!({"gave_back_bytes": mib(100)}));
+    assert_eq!(second.hear(), json!({"go": {"kept": false}}));
+    // What has no room, has no token, or is no script of lanes is left out.
+    let mut large = Script::join(&socket, &json!({"join": "large", "lane": needs(900, 900)}));
+    assert!(large.hear()["refused"].as_str().unwrap().contains("of 1000.0 MiB here"));
+    let mut liar = Script::join(&socket, &json!({"join": "liar", "lane": needs(1, 1)}));
+    liar.say(&ended(1, true));
+    assert!(liar.hear()["refused"].as_str().unwrap().contains("without the token"));
+    let mut shares = Script::join(&socket, &json!({"join": "shares", "fixed_bytes": 5}));
+    assert!(shares.hear()["refused"].as_str().unwrap().contains("lanes"));
+    // One that dies with the token leaves it to the other.
+    drop(second);
+    assert_eq!(first.hear(), json!({"go": {"kept": true}}));
+    drop(first);
+    let both = |text: &str| text.matches("\"left\"").count() == 3;
+    for _ in 0..600 {
+        if both(&std::fs::read_to_string(log).unwrap()) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(server);
+    let mut share = Command::new(env!("CARGO_BIN_EXE_neap"));
+    let found = share.args(["share", log, "--policies", "fair,srtf", "--json"]).output().unwrap();
+    let form: Value = serde_json::from_slice(&found.stdout).unwrap();
+    assert_eq!((&form["jobs"], &form["capacity_bytes"]), (&json!(2), &json!(mib(1000))));
+    let rows = form["policies"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|row| &row["mechanism"]).collect();
+    assert_eq!(names, ["lanes", "lanes", "logged"]);
+    assert!(rows.iter().all(|row| row["done"] == 2 && row["moved_bytes"] == 0), "{form}");
 }
 
 #[test]
@@ -187,15 +269,7 @@ fn scripts_divide_a_budget_as_they_come_and_go() {
     let folder = TempDir::new().unwrap();
     let socket = folder.path().join("gpu");
     let budget = 800u64 << 20;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
-    command.args(["torch", "--budget", &budget.to_string(), "--serve"]).arg(&socket);
-    let _server = Server(command.stderr(Stdio::null()).spawn().unwrap());
-    for _ in 0..600 {
-        if socket.exists() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let _server = serve(&socket, &["--budget", &budget.to_string()]);
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "others may not join");
     let again = torch(&["--budget", "1GiB", "--serve", socket.to_str().unwrap()], "true", None);

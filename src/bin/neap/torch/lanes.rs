@@ -490,6 +490,9 @@ impl Lanes {
     /// Gives the token to a script, once its bytes are there.
     fn grant(&mut self, id: u64, now: Nanos) {
         let Some(member) = self.members.get(&id) else { return };
+        if self.members.values().any(|member| member.gives.is_some()) {
+            return;
+        }
         let alone = self.alone == Some(id);
         let mine = if alone && member.needs.is_none() { self.budget } else { member.most() };
         let others = || self.members.iter().filter(|(other, _)| **other != id);
@@ -499,6 +502,7 @@ impl Lanes {
         let mut giving: Vec<(Bytes, u64)> =
             others().map(|(&id, m)| (m.spare(), id)).filter(|one| one.0 > Bytes::ZERO).collect();
         giving.sort_unstable_by(|a, b| b.cmp(a));
+        let asks = missing > 0 && !giving.is_empty();
         for (spare, other) in giving {
             if missing == 0 {
                 break;
@@ -507,7 +511,7 @@ impl Lanes {
             self.member(other, |member| member.gives = Some(now));
             self.next.say.push((other, Say::GiveBack));
         }
-        if self.members.iter().any(|(other, m)| *other != id && m.gives.is_some()) {
+        if asks {
             return;
         }
         let rest = Bytes(saturated(u128::from(self.budget.0).saturating_sub(counted)));
