@@ -2,11 +2,11 @@
 """Three scripts in lanes on the dry device: is the device's fullest instant within what was
 promised, and is what happened what `neap share` predicts?
 
-    NEAP=target/release/neap bench/share/lanes.py [--told] [--steps 30] [--apart 3] [POLICY …]
+    NEAP=target/release/neap bench/share/lanes.py [--given] [--steps 30] [--apart 3] [POLICY …]
 
 ResNet-50, GPT-2 and a ViT, each started some seconds after the one before, under each policy, with
 a budget of the sum of what they keep and the most that one needs within an iteration, and 5 %.
-Needs a Python with PyTorch for CUDA, torchvision and transformers. With --told each script says its
+Needs a Python with PyTorch for CUDA, torchvision and transformers. With --given each script says its
 needs when it comes; otherwise it is measured.
 """
 
@@ -77,7 +77,7 @@ def inside(options: argparse.Namespace) -> None:
     scripts = []
     for model in MODELS:
         join = [NEAP, "torch", "--join", socket, "--json"]
-        if options.told:
+        if options.given:
             kept, within = needs[model]
             join += ["--needs", f"{kept}+{within}", "--work", str(needs["work"][model])]
         join += ["--", sys.executable, str(folder / "train.py"), model, str(options.steps)]
@@ -93,7 +93,7 @@ def inside(options: argparse.Namespace) -> None:
 def shared(policy: str, options: argparse.Namespace, folder: Path) -> list[str]:
     """One policy: the fullest instant, retries, and what was predicted."""
     again = [sys.executable, __file__, "--inside", str(folder), "--steps", str(options.steps)]
-    again += ["--apart", str(options.apart), *(["--told"] if options.told else []), policy]
+    again += ["--apart", str(options.apart), *(["--given"] if options.given else []), policy]
     dry = [NEAP, "dry", "--device", DEVICE, "--no-second-run", "--json", "--", *again]
     done = subprocess.run(dry, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -134,7 +134,7 @@ def main() -> None:
     """Measures, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("policies", nargs="*", default=["fifo", "srtf", "pack", "fair"])
-    parser.add_argument("--told", action="store_true", help="scripts say their needs")
+    parser.add_argument("--given", action="store_true", help="scripts say their needs")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--apart", type=float, default=3)
     parser.add_argument("--inside", help=argparse.SUPPRESS)

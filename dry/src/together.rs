@@ -1,8 +1,8 @@
 //! A device whose bytes several processes of a run share: which process has how many.
 //!
 //! A file in the run's folder holds a row for each process and device. Every change is made under
-//! the file's lock, which the kernel takes from a process that dies. What a dead process had is free
-//! again as soon as another one asks.
+//! the file's lock, which the kernel takes from a process that dies. What a dead process had is
+//! free again as soon as another one asks.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -83,7 +83,7 @@ impl Rows<'_> {
         sum
     }
 
-    /// This process has so many bytes on a device from now on.
+    /// What this process has on a device from now on.
     pub fn put(&mut self, device: i32, bytes: u64) {
         let mine = |row: &[u64; 3]| row[0] == self.process && row[1] == device as u64;
         let free = || self.all.iter().position(|row| row[0] == 0).or(Some(self.all.len()));

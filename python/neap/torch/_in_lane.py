@@ -291,7 +291,7 @@ class InLane:
     # -- ends
 
     def _alone(self, why: str) -> None:
-        """Nobody passes tokens on any more: the script goes on."""
+        """No server passes tokens on any more: the script goes on."""
         self._noticed = True
         line = f"neap: the script goes on alone: {why}"
         self._report.notes.append(line)

@@ -184,12 +184,12 @@ impl Scheduler {
         kept
     }
 
-    /// Admits a script to the memory, if it passes nobody who waits where the policy forbids that.
+    /// Admits a script to the memory, unless it passes one that waits and the policy forbids that.
     fn may_enter(&mut self, job: JobId, needs: &Needs, join: Join) -> bool {
         let others = || self.jobs.iter().filter(|(id, _)| **id != job);
         let passes = !self.policy.skips && others().any(|(_, t)| t.state == State::Waiting);
-        let nobody = BTreeSet::new();
-        !passes && self.memory.admit(job, needs.bytes(), join, &nobody) == Entry::In
+        let out = BTreeSet::new();
+        !passes && self.memory.admit(job, needs.bytes(), join, &out) == Entry::In
     }
 
     /// A script needs more than it was admitted with. Returns whether there is room; if not,

@@ -1,5 +1,5 @@
-//! The devices as a whole, where several processes of a run used one: when each was fullest, and who
-//! had what then.
+//! The devices as a whole, where several processes of a run used one: when each was fullest, and
+//! who had what then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
