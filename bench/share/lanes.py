@@ -6,8 +6,8 @@ promised, and is what happened what `neap share` predicts?
 
 ResNet-50, GPT-2 and a ViT, each started some seconds after the one before, under each policy, with
 a budget of the sum of what they keep and the most that one needs within an iteration, and 5 %.
-Needs a Python with PyTorch for CUDA, torchvision and transformers. With --given each script says its
-needs when it comes; otherwise it is measured.
+Needs a Python with PyTorch for CUDA, torchvision and transformers. With --given each script says
+its needs when it comes; otherwise it is measured.
 """
 
 from __future__ import annotations
