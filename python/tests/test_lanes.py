@@ -38,6 +38,14 @@ for step in range(steps):
     time.sleep(0.02)
     if "hang" in slow and step == 8:
         time.sleep(1000)
+    if step == 0:
+        open(f"begun-{seed}", "w").write(str(time.time()))
+class Last:
+    file = os.open(f"ended-{seed}", os.O_CREAT | os.O_WRONLY)
+    def __del__(self, sleep=time.sleep, now=time.time, write=os.write):
+        sleep(0.3)
+        write(self.file, str(now()).encode())
+last = Last() if "lingers" in slow else None
 print(loss.item().hex(), *(p.double().sum().item().hex() for p in model.parameters()))
 """
 POLICIES = ("fifo", "srtf", "pack", "fair")
@@ -121,6 +129,19 @@ def result(process: subprocess.Popen[str]) -> tuple[str, dict[str, Any]]:
     assert process.returncode == 0, error
     printed = [line for line in error.splitlines() if line.startswith(("0x", "-0x"))]
     return printed[-1], json.loads(out)[0]
+
+
+def test_the_next_script_begins_once_the_process_before_has_ended(
+    neap: str, tmp_path: Path
+) -> None:
+    site = Site(neap, tmp_path, "fifo")
+    first = site.start("1", "200", "lingers")
+    until(lambda: site.events("came"))
+    result(site.start("2", "5"))
+    result(first)
+    site.end()
+    times = [float((tmp_path / name).read_text()) for name in ("ended-1", "begun-2")]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

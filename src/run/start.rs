@@ -5,7 +5,6 @@ use std::path::Path;
 
 use super::backend::{self, Device, Failure, host};
 use super::{Costs, Lookup, Target};
-#[cfg(feature = "cuda")]
 use crate::contract::Chosen;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};

@@ -66,6 +66,12 @@ class Connection:
             self._socket.close()
             self._socket = None
 
+    def last(self) -> None:
+        """Leaves the end of the connection to that of the process: its memory is free only then."""
+        if self._socket is not None and os.getpid() == self._process:
+            self._socket.detach()
+            self._socket = None
+
     def line(self) -> bytes | None:
         """The next line that has been received."""
         line, end, rest = self._read.partition(b"\n")

@@ -315,14 +315,12 @@ class InLane:
             self._report.allocator_retries = self._memory.retries()
         return self._report
 
-    def close(self) -> LaneReport:
-        """Leaves the lane."""
-        if os.getpid() == self._process:
-            self.watch.remove()
-            self._memory.stop()
-            self.report()
-            self._token.close()
-        return self._report
+    def end(self) -> LaneReport:
+        """The process ends, and leaves the lane once it has."""
+        self.watch.remove()
+        self._memory.stop()
+        self._token.last()
+        return self.report()
 
 
 def _needs(text: str) -> tuple[int, int] | None:
@@ -352,7 +350,7 @@ def install(say: Callable[[str], None], write: Callable[[dict[str, Any]], None])
         process = os.getpid()
         if process != script._process:
             return
-        report = script.close()
+        report = script.end()
         if report.iterations:
             say(str(report))
             write({"pid": process, "rank": 0, **asdict(report)})

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf, absolute};
@@ -48,6 +48,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a process that has connected may take to say what it is.
 const FIRST_LINE: Duration = Duration::from_secs(10);
+
+/// How long a process may take to end once its connection has: its memory is free only then. One
+/// that goes on without its connection is not waited for any longer. In milliseconds.
+const ENDING_MS: i32 = 500;
 
 /// How long a graph may take to read.
 const READING: Duration = Duration::from_secs(60);
@@ -279,7 +283,7 @@ pub fn has_lanes(path: &Path) -> anyhow::Result<bool> {
     let name = path.display();
     match UnixStream::connect(path) {
         Ok(stream) => match peer(&stream) {
-            Some(user) if user == private::user() => Ok(asked_mode(&stream) == LANES),
+            Some((_, user)) if user == private::user() => Ok(asked_mode(&stream) == LANES),
             _ => bail!("--join: a process of another user listens on {name}; name another socket"),
         },
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => bail!(
@@ -305,8 +309,8 @@ fn asked_mode(mut stream: &UnixStream) -> String {
     answer.map_or_else(String::new, |answer| answer.mode)
 }
 
-/// The user at a socket's other end.
-fn peer(stream: &UnixStream) -> Option<u32> {
+/// The process and the user at a socket's other end.
+fn peer(stream: &UnixStream) -> Option<(i32, u32)> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into `found`, which has as many.
@@ -320,7 +324,20 @@ fn peer(stream: &UnixStream) -> Option<u32> {
             &raw mut length,
         )
     };
-    (done == 0).then_some(found.uid)
+    (done == 0).then_some((found.pid, found.uid))
+}
+
+/// Waits until the process at a socket's other end has ended, for some time at most.
+fn until_ended(stream: &UnixStream) {
+    let Some((process, _)) = peer(stream) else { return };
+    // SAFETY: this makes a file descriptor, or gives -1.
+    let found = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    let Ok(found @ 0..) = i32::try_from(found) else { return };
+    // SAFETY: it was made above, and nothing else closes it.
+    let found = unsafe { OwnedFd::from_raw_fd(found) };
+    let mut ends = libc::pollfd { fd: found.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `ends` is one entry, which outlives the call.
+    unsafe { libc::poll(&raw mut ends, 1, ENDING_MS) };
 }
 
 fn accept(listener: &UnixListener, events: &Sender<Event>, device: Option<&Arc<Profile>>) {
@@ -340,6 +357,7 @@ fn accept(listener: &UnixListener, events: &Sender<Event>, device: Option<&Arc<P
         let (own, device) = (events.clone(), device.cloned());
         let listening = thread::Builder::new().spawn(move || {
             listen(id, &stream, &own, device.as_ref());
+            until_ended(&stream);
             let _ = own.send(Event::Left(id));
         });
         if listening.is_err() {
