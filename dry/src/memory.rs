@@ -35,6 +35,16 @@ pub struct Block {
     pub pooled: bool,
 }
 
+/// A stretch of pinned host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Pinned {
+    pub bytes: u64,
+    /// Whether it is ours to unmap.
+    pub ours: bool,
+    /// Whether its pages read 0 once they are given back to the system.
+    pub lazy: bool,
+}
+
 /// The memory of all devices, and the pinned host memory.
 pub struct Memory {
     next: u64,
@@ -43,8 +53,8 @@ pub struct Memory {
     /// The most of `used` since the caller last asked.
     peaks: Vec<u64>,
     highest: Vec<u64>,
-    /// Pinned host memory: address to bytes, and whether it is ours to unmap.
-    pinned: BTreeMap<u64, (u64, bool)>,
+    /// Pinned host memory, by address.
+    pinned: BTreeMap<u64, Pinned>,
     /// Device bytes with the content that a GPU's would have. All others are 0.
     known: Ranges,
     /// Those of them that follow from an answer of neap's own: a GPU's may differ.
@@ -239,13 +249,13 @@ impl Memory {
         (at < start + block.mapped).then_some((start, block))
     }
 
-    pub fn pin(&mut self, at: u64, bytes: u64, ours: bool) {
-        self.pinned.insert(at, (bytes, ours));
+    pub fn pin(&mut self, at: u64, pinned: Pinned) {
+        self.pinned.insert(at, pinned);
     }
 
     /// Forgets pinned memory, and unmaps it where it is ours.
     pub fn unpin(&mut self, at: u64) -> bool {
-        let Some((bytes, ours)) = self.pinned.remove(&at) else { return false };
+        let Some(Pinned { bytes, ours, .. }) = self.pinned.remove(&at) else { return false };
         if ours {
             sys::unmap(at, bytes as usize);
         }
@@ -253,13 +263,14 @@ impl Memory {
     }
 
     pub fn is_pinned(&self, at: u64) -> bool {
-        self.pinned.range(..=at).next_back().is_some_and(|(&s, &(n, _))| at < s + n)
+        self.pinned.range(..=at).next_back().is_some_and(|(&s, pinned)| at < s + pinned.bytes)
     }
 
-    /// Whether a stretch lies in memory that this library mapped: a device's or pinned.
-    pub fn is_ours(&self, at: u64, bytes: u64) -> bool {
+    /// Whether a stretch lies in memory whose pages read 0 once they are given back to the system:
+    /// a device's, and most pinned memory.
+    pub fn is_lazy(&self, at: u64, bytes: u64) -> bool {
         let found = self.pinned.range(..=at).next_back();
-        found.is_some_and(|(&s, &(n, ours))| ours && at + bytes <= s + n)
+        found.is_some_and(|(&s, pinned)| pinned.lazy && at + bytes <= s + pinned.bytes)
             || self.block_of(at).is_some_and(|(s, block)| at + bytes <= s + block.mapped)
     }
 

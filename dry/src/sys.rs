@@ -103,12 +103,12 @@ pub fn whole_pages(at: u64, bytes: u64) -> (u64, u64) {
     (at.next_multiple_of(PAGE), (at + bytes) / PAGE * PAGE)
 }
 
-/// Makes bytes of a mapping of [`map_lazily`] read 0. Whole pages that were never touched cost
+/// Makes bytes of private memory without a file read 0. Whole pages that were never touched cost
 /// nothing.
 pub fn zero_lazily(at: u64, bytes: u64) {
     let end = at + bytes;
     let (first, last) = whole_pages(at, bytes);
-    // SAFETY: callers pass a stretch of such a mapping; it is private and anonymous.
+    // SAFETY: callers pass a stretch of such memory, which is theirs to change.
     unsafe {
         if first >= last
             || madvise(first as *mut c_void, (last - first) as usize, MADV_DONTNEED) != 0
@@ -120,6 +120,38 @@ pub fn zero_lazily(at: u64, bytes: u64) {
         std::ptr::write_bytes(at as *mut u8, 0, (first - at) as usize);
         std::ptr::write_bytes(last as *mut u8, 0, (end - last) as usize);
     }
+}
+
+/// Whether a stretch of this process's memory is private and has no file behind it.
+pub fn is_private(at: u64, bytes: u64) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps");
+    maps.is_ok_and(|maps| all_private(&maps, at, at + bytes))
+}
+
+/// The same by the kernel's list of mappings, which is in order.
+fn all_private(maps: &str, first: u64, end: u64) -> bool {
+    let mut at = first;
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let (range, rights) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        let file = words.nth(2).unwrap_or("");
+        let Some((from, to)) = range.split_once('-') else { return false };
+        let (Ok(from), Ok(to)) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16))
+        else {
+            return false;
+        };
+        if to <= at {
+            continue;
+        }
+        if from > at || !rights.starts_with("rw") || !rights.ends_with('p') || file != "0" {
+            return false;
+        }
+        at = to;
+        if at >= end {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether no page that lies wholly in a stretch was ever touched, so that these read 0; false
@@ -190,5 +222,42 @@ pub unsafe fn put<T>(out: *mut T, value: T) {
     if !out.is_null() {
         // SAFETY: the caller says that `out` is null or valid.
         unsafe { out.write_unaligned(value) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_private_memory_without_a_file_is_given_back() {
+        let maps = "\
+            1000-3000 rw-p 00000000 00:00 0 \n\
+            3000-4000 rw-p 00000000 00:00 0                  [heap]\n\
+            4000-5000 rw-p 00000000 08:01 77                 /data/weights\n\
+            6000-7000 rw-s 00000000 00:00 0\n\
+            7000-8000 r--p 00000000 00:00 0\n";
+        for (first, end, is) in [
+            (0x1000, 0x4000, true),
+            (0x2800, 0x3800, true),
+            (0x3800, 0x4800, false),
+            (0x0800, 0x1800, false),
+            (0x4800, 0x6800, false),
+            (0x6000, 0x7000, false),
+            (0x7000, 0x8000, false),
+            (0x8000, 0x9000, false),
+        ] {
+            assert_eq!(all_private(maps, first, end), is, "{first:x} to {end:x}");
+        }
+    }
+
+    #[test]
+    fn memory_of_this_process_is_zeroed_by_pages() {
+        let mut bytes = vec![7_u8; 3 << 20];
+        let at = bytes.as_mut_ptr() as u64;
+        assert!(is_private(at, bytes.len() as u64));
+        zero_lazily(at + 5, (2 << 20) + 1);
+        assert_eq!(bytes.iter().filter(|byte| **byte == 0).count(), (2 << 20) + 1);
+        assert_eq!((bytes[4], bytes[5], bytes[(2 << 20) + 6]), (7, 0, 7));
     }
 }

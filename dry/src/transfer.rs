@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::config::config;
 use crate::device::current;
 use crate::launch::tick;
-use crate::memory::{BACKED, Content};
+use crate::memory::{BACKED, Content, Pinned};
 use crate::read;
 use crate::state::with;
 use crate::sys::{self, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, put};
@@ -79,7 +79,8 @@ pub unsafe extern "C" fn cudaHostAlloc(out: *mut Pointer, bytes: usize, _: c_uin
     let Some(at) = sys::map_lazily(0, bytes.max(1)) else {
         return crate::device::fail(OUT_OF_MEMORY);
     };
-    with(|s| s.memory.pin(at, bytes.max(1) as u64, true));
+    let pinned = Pinned { bytes: bytes.max(1) as u64, ours: true, lazy: true };
+    with(|s| s.memory.pin(at, pinned));
     unsafe { put(out, at as Pointer) };
     SUCCESS
 }
@@ -96,7 +97,9 @@ pub extern "C" fn cudaFreeHost(at: Pointer) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostRegister(at: Pointer, bytes: usize, _: c_uint) -> Status {
-    with(|s| s.memory.pin(at as u64, bytes as u64, false));
+    let (at, bytes) = (at as u64, bytes as u64);
+    let lazy = sys::is_private(at, bytes);
+    with(|s| s.memory.pin(at, Pinned { bytes, ours: false, lazy }));
     SUCCESS
 }
 
@@ -149,7 +152,7 @@ fn to_host(to: u64, from: u64, bytes: u64) {
     }
     if content != Content::Unknown || bytes <= BACKED && !nothing {
         unsafe { raw(to, from, bytes) };
-    } else if with(|s| s.memory.is_ours(to, bytes)) {
+    } else if with(|s| s.memory.is_lazy(to, bytes)) {
         sys::zero_lazily(to, bytes);
     } else {
         // SAFETY: host memory that the caller answers for.
@@ -165,8 +168,8 @@ const LARGE: u64 = 32 << 10;
 ///
 /// SAFETY: the caller of the CUDA function answers for its host addresses; ours are mapped.
 unsafe fn raw(to: u64, from: u64, bytes: u64) {
-    let ours = |at| with(|s| s.memory.is_ours(at, bytes));
-    if bytes >= LARGE && ours(to) && ours(from) && sys::is_untouched(from, bytes) {
+    let lazy = |at| with(|s| s.memory.is_lazy(at, bytes));
+    if bytes >= LARGE && lazy(to) && lazy(from) && sys::is_untouched(from, bytes) {
         sys::zero_lazily(to, bytes);
         // The pages at both ends may hold something else, too.
         let (first, last) = sys::whole_pages(from, bytes);
