@@ -2,8 +2,9 @@
 //!
 //! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::common::random::{self, Random};
 use neap::contract::Plan;
@@ -13,7 +14,7 @@ use neap::job::json::sha256;
 use neap::job::{Graph, chakra};
 use neap::plan::live::{Arena, Arrival, Conditions, Live, Outcome};
 use neap::plan::together::{self, Job, Jobs, Memo, limits, ways};
-use neap::plan::{Method, PlanError, Share};
+use neap::plan::{Method, PlanError, Planned, Share};
 use neap::sim::beside::{Shared, WHOLE, Work};
 use neap::sim::engine::{self, Durations};
 use neap::sim::noise::Noise;
@@ -343,6 +344,47 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
     }
     println!("{lowered} jobs swap less, {without} no more, {refused} sets no longer fit");
     assert!(lowered > 0 && without > 0, "{lowered}, {without}, {refused}");
+}
+
+/// By TENSILE's max swapping rate each job's swapped tensors are at most its part of all jobs', but
+/// for one tensor, so that a job can begin.
+#[test]
+fn tensile_holds_every_job_to_its_part_of_all_tensors_swapped() {
+    let first = crate::common::first();
+    let device = builtin::find("host").expect("built in");
+    let (mut planned, mut beyond) = (0, 0);
+    for seed in first..first + plans() / 4 {
+        let mut random = Random(seed ^ 0x7e45);
+        let (graphs, latencies) = random_graphs(&mut random, &device, (2, 3));
+        let unplanned = together::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let budget = Bytes(unplanned.0 * random.between(70, 95) as u64 / 100);
+        let percent = random.between(20, 60);
+        let swapped = |part: &str| {
+            let method = Method::named("tensile").expect("a planner");
+            let method = method.with([("max-swap-part", part)]).expect("a switch");
+            let job = |(graph, latencies)| plain(graph, latencies, &method);
+            let jobs = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
+            let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
+            let made = together::make(&asked, &Memo::on_all_cores()).ok()?;
+            check(&made.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+            let count = |part: &Arc<Planned>| {
+                let tensors = part.program.copies.iter().map(|copy| copy.tensor);
+                tensors.collect::<BTreeSet<_>>().len()
+            };
+            Some(made.parts.iter().map(count).collect::<Vec<_>>())
+        };
+        let within = |counts: &[usize]| {
+            let all: usize = counts.iter().sum();
+            counts.iter().all(|count| count * 100 <= percent * all + 100)
+        };
+        if let Some(counts) = swapped(&percent.to_string()) {
+            assert!(within(&counts), "seed {seed}: {counts:?}, {percent} %");
+            planned += 1;
+        }
+        beyond += usize::from(swapped("100").is_some_and(|counts| !within(&counts)));
+    }
+    println!("{planned} plans within the part; without it {beyond} are beyond");
+    assert!(planned > 0 && beyond > 0, "{planned}, {beyond}");
 }
 
 /// With more than a few jobs, too, memory is divided among all of them, and each keeps its limit.

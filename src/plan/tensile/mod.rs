@@ -51,9 +51,11 @@ pub struct Options {
     /// Stop swapping in time after 100 rounds, once the last three rounds together gained less than
     /// 0.05 %.
     pub stop_rule: bool,
-    /// The largest share of its tensors that a job may swap, in percent. (The paper's max swapping
-    /// rate is a job's swapped tensors over those of all jobs.)
+    /// The largest share of its tensors that a job may swap, in percent.
     pub max_swap_rate: u32,
+    /// Several jobs: the largest part of all tensors swapped that may be one job's, in percent (the
+    /// paper's max swapping rate).
+    pub max_swap_part: u32,
     /// Keep smaller tensors on the device while anything else helps.
     pub min_swap: Bytes,
 }
@@ -69,6 +71,7 @@ impl Default for Options {
             prefetch: true,
             stop_rule: true,
             max_swap_rate: 100,
+            max_swap_part: 100,
             min_swap: Bytes(64 << 10),
         }
     }

@@ -7,7 +7,8 @@
 //! shorter job come as often as its iterations do, and those of a longer one are folded. Jobs of
 //! different lengths drift apart, which the paper does not treat either.
 //!
-//! Each job keeps its own limit on the tensors that it swaps.
+//! Each job keeps its own limit on the tensors that it swaps, and the paper's max swapping rate:
+//! while other jobs swap too few, it swaps none more.
 
 use std::cmp::Reverse;
 
@@ -119,8 +120,10 @@ impl All<'_, '_> {
             if self.searches.iter().zip(peaks).map(load).sum::<u64>() <= target {
                 break;
             }
+            let within = self.keeps_part(index, tensor);
             let search = &mut self.searches[index];
-            if search.options.swap
+            if within
+                && search.options.swap
                 && search.may_swap(tensor, gap)
                 && search.try_swap(tensor, gap, Some(peaks[index].0))
             {
@@ -154,11 +157,22 @@ impl All<'_, '_> {
         });
         recomputed
             || order.into_iter().any(|index| {
+                let mut own = of_job(idle, index);
+                own.retain(|&(tensor, _)| self.keeps_part(index, tensor));
                 let search = &mut self.searches[index];
                 search.options.passive
                     && search.options.swap
-                    && search.swap_passively(peaks[index].0, &of_job(idle, index))
+                    && search.swap_passively(peaks[index].0, &own)
             })
+    }
+
+    /// Whether a job may swap a tensor without being above its part of all tensors swapped. It is
+    /// above by less than one tensor, so that someone can begin.
+    fn keeps_part(&self, index: usize, tensor: TensorId) -> bool {
+        let search = &self.searches[index];
+        let all: usize = self.searches.iter().map(|search| search.swapped_count).sum();
+        let part = search.options.max_swap_part as usize;
+        search.swapped[tensor.index()] || (part > 0 && search.swapped_count * 100 <= part * all)
     }
 
     /// Makes the link busy for all other jobs while it carries the copies that a job scheduled.

@@ -2,9 +2,10 @@
 //!
 //! The limit serves what the *max swapping rate* of TENSILE's paper serves: it keeps one job (of
 //! high priority, say) from paying for the others. The paper counts a job's swapped tensors over
-//! all jobs'; here a job's swaps are the bytes that it copies in either direction, per second of
-//! its planned iteration alone. A job above its limit may swap a smaller share of its
-//! tensors, step by step down to none, and the others give up memory in its place.
+//! all jobs', as `tensile` does with `max_swap_part`; here a job's swaps are the bytes that it
+//! copies in either direction, per second of its planned iteration alone. A job above its limit may
+//! swap a smaller share of its tensors, step by step down to none, and the others give up memory in
+//! its place.
 
 use std::sync::Arc;
 

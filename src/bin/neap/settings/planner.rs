@@ -56,6 +56,10 @@ pub struct Switches {
     /// tensile: The largest share of tensors that may be swapped, in percent; 100 by default.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     max_swap_rate: Option<u32>,
+    /// tensile, several jobs: The largest part of all tensors swapped that may be one job's, in
+    /// percent (the paper's max swapping rate); 100 by default.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    max_swap_part: Option<u32>,
     /// neap, tensile: Keep tensors below this size on the device while anything else helps; 64KiB
     /// by default.
     #[arg(long, value_name = "BYTES")]
