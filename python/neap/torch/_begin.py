@@ -9,6 +9,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch._fit import Fit
+from neap.torch._planning import Learned
 from neap.torch._report import say_on_stderr
 from neap.torch._schedule import Schedule
 
@@ -22,6 +23,8 @@ def fit(
     recompute: bool = True,
     strict: bool = False,
     early_updates: bool = False,
+    latencies: str | os.PathLike[str] | None = None,
+    predictor: str | os.PathLike[str] | None = None,
 ) -> Fit:
     """Lets a training loop run within ``budget`` bytes of device memory. Call it once, before the
     loop.
@@ -49,9 +52,12 @@ def fit(
             gradient is complete, which is then freed. Only for a loop that takes the step after
             each backward and does not look at gradients; what can be seen of anything else is
             refused, and the report says why.
+        latencies: a table of operator times for the first plan, which :meth:`Fit.latencies` or
+            ``neap profile`` wrote. Later plans go by times that are measured in the script.
+        predictor: what ``neap train`` wrote, for operators that the table lacks.
 
     Raises:
-        ValueError: if the budget can't be understood.
+        ValueError: if the budget can't be understood, or one of the files is not there.
     """
     return Fit(
         _models(model),
@@ -62,6 +68,7 @@ def fit(
         recompute=recompute,
         strict=strict,
         early_updates=early_updates,
+        learned=Learned(_file(latencies), _file(predictor)),
     )
 
 
@@ -91,6 +98,19 @@ def apply(
         strict=strict,
         schedule=schedule,
     )
+
+
+def _file(path: str | os.PathLike[str] | None) -> str | None:
+    """Where a file is, whatever the folder is later.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if path is None:
+        return None
+    if not os.path.isfile(path):
+        raise ValueError(f"{os.fspath(path)} is no file")
+    return os.path.abspath(path)
 
 
 def _models(model: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 from neap.torch._compact import compact, make_workspaces
 from neap.torch._connection import ShareError
 from neap.torch._enforce import Enforcement
+from neap.torch._feedback import Feedback
 from neap.torch._first import First
 from neap.torch._guard import Guard, each, entry
 from neap.torch._joined import Joined
@@ -25,7 +26,7 @@ from neap.torch._lift import Lift, is_on_top
 from neap.torch._loans import leavable
 from neap.torch._meter import Meter
 from neap.torch._pinned import room, standing, usable
-from neap.torch._planning import PlanError, Planner, device_of_card
+from neap.torch._planning import NOTHING, Learned, PlanError, Planner, device_of_card
 from neap.torch._policy import LOOKS, SPARE
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
@@ -84,12 +85,15 @@ class Fit:
         early_updates: bool = False,
         share: Share | None = None,
         scout: int = 0,
+        learned: Learned = NOTHING,
+        latencies_out: str | os.PathLike[str] | None = None,
     ) -> None:
         raises = strict or os.environ.get("NEAP_TORCH_STRICT") == "1"
         self.guard = Guard(raises, self._break_off)
         self.watch = Watch(self.guard)
         self.schedule: Schedule | None = None
         self._profile = profile
+        self._learned, self._latencies_out = learned, latencies_out
         self._say = say
         self._recompute = recompute and possible()
         self._models = models
@@ -131,7 +135,9 @@ class Fit:
         not_early = self._not_early if early_updates else None
         self.watching = Watching(self.watch, self._kinds, self._leftovers, attempts, not_early)
         asked = parse_budget(budget)
-        self.search = Search(self.enforcement, self.runtime, self._report, say, asked)
+        self.feedback = Feedback(self.runtime, self.watch, self._report, say)
+        about = self.enforcement, self.runtime, self._report, say
+        self.search = Search(*about, asked, self.feedback)
         self._joined = Joined(share, self.search, self.enforcement, self._report, say)
         self._thread = threading.get_ident()
         self._lift = Lift(lambda: [self.runtime, self.watching.recorder], self._lifted, self.guard)
@@ -173,7 +179,7 @@ class Fit:
         self.watch.after_step.append(self._stepped)
         self.watch.before_backward.append(lambda: self.runtime.reached("backward"))
         self.watch.after_backward.append(lambda: self.runtime.reached("after"))
-        self.watch.after_backward.append(self.runtime.loans.leave)
+        self.watch.after_backward.append(self.runtime.give_parameters_back)
         self.watch.backward_over.append(self._backward_over)
         self._hooks.__enter__()
         self._hooked = True
@@ -223,9 +229,11 @@ class Fit:
                 self._count("the script ended within an iteration", self._kinds.begun)
                 self._kinds.begin(1)
             self.report()
+            self._write_latencies()
             self._closed = True
             _ACTING.remove(self)
             self.watching.stop()
+            self.feedback.forget()
             self.runtime.stop()
             self._unhook()
             self._lift.remove()
@@ -264,7 +272,7 @@ class Fit:
         on_device = self.device == "cuda" and torch.cuda.is_initialized()
         again: list[str] = []
         again += each([torch.cuda.synchronize] if on_device else [])
-        again += each([self._measure, self.enforcement.close])
+        again += each([self._measure, self.enforcement.close, self.feedback.stop])
         again += [*self.runtime.give_up(), *self._updates.give_up()]
         again += each([self._joined.close])
         self._report.met = False
@@ -326,6 +334,41 @@ class Fit:
         report.allocator_retries = self.enforcement.retries()
         report.pinned_bytes = max(report.pinned_bytes, standing())
         return report
+
+    def latencies(self, path: str | os.PathLike[str]) -> int:
+        """Writes the operator times that were measured in the script as a table, which
+        ``neap plan --latencies`` and :func:`fit` read; before :meth:`close`.
+
+        Returns:
+            How many operators were measured.
+
+        Raises:
+            ValueError: if none was, or the table can't be written.
+        """
+        known = self.feedback.latencies
+        times = {} if known is None else known.table()
+        if known is None or not times:
+            raise ValueError("no operator was measured: no iteration by a plan was long enough")
+        on = "host"
+        if self.device == "cuda":
+            on = self._profile or torch.cuda.get_device_name()
+        try:
+            known.planner.write_table(times, os.path.abspath(path), on)
+        except PlanError as error:
+            raise ValueError(str(error)) from None
+        return len(times)
+
+    def _write_latencies(self) -> None:
+        """Writes the table that was asked for."""
+        path = self._latencies_out
+        if path is None:
+            return
+        try:
+            count = self.latencies(path)
+        except ValueError as error:
+            self._report.notes.append(f"{os.fspath(path)} is not written: {error}")
+        else:
+            self._say(f"neap: {os.fspath(path)} has the times of {count:,} operators")
 
     @property
     def settled(self) -> bool:
@@ -433,6 +476,8 @@ class Fit:
             if why is None or why == SHORTER:
                 self._proved()
                 self._times.append(time.perf_counter() - self._began)
+                if why == SHORTER:
+                    self.feedback.strayed()
                 other = self.search.ran(self.schedule)
                 if other is not None:
                     self._act(other)
@@ -644,6 +689,7 @@ class Fit:
                 varies=self._kinds.varies,
                 steps=self._kinds.period,
                 needs=needed,
+                learned=self._learned,
             )
             self._keep_within_host(planner)
             notes = [_VARIES if self._kinds.varies else None, unmovable(recorder, found)]
@@ -749,6 +795,7 @@ class Fit:
         self.runtime.recompute.compare = self.runtime.remakes.compare = computes
         if computes and self.runtime.meter is None:
             self.runtime.meter = Meter(self.device)
+        self.feedback.acts = computes
         self.enforcement.lift()
         self.runtime.follow(None)
         self._updates.follow(schedule)

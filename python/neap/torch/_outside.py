@@ -112,7 +112,8 @@ def workplace() -> Iterator[Path]:
         yield Path(folder)
     finally:
         for one in changed:
-            signal.signal(one, signal.SIG_DFL)
+            if signal.getsignal(one) is _end:
+                signal.signal(one, signal.SIG_DFL)
         shutil.rmtree(folder, ignore_errors=True)
         _folders.discard(folder)
 

@@ -5,14 +5,16 @@ terms of PyTorch's hooks.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,7 +43,33 @@ _OPERATORS_PER_S = 5
 _LONGEST_NS = 1 << 50
 """No operator takes longer."""
 
+MEASURED = "measured"
+"""Where a time comes from that was measured in the script itself."""
+_SOURCES = {"measured": "table", "predicted": "predicted", "roofline": "roofline"}
+"""Where the other times come from, as the planner's process calls it."""
+
 Bans = Collection[tuple[str, int]]
+
+
+class Learned(NamedTuple):
+    """Files of operator times, for plans before there are measured ones.
+
+    Attributes:
+        table: one that ``neap torch --latencies-out`` or ``neap profile`` wrote.
+        predictor: one from ``neap train``.
+    """
+
+    table: str | None = None
+    predictor: str | None = None
+
+    def flags(self) -> list[str]:
+        """What says so to neap's commands."""
+        given = ("--latencies", self.table), ("--predictor", self.predictor)
+        return [word for flag, path in given if path is not None for word in (flag, path)]
+
+
+NOTHING = Learned()
+"""No files are given."""
 
 
 class PlanError(RuntimeError):
@@ -127,6 +155,7 @@ class Planner:
         varies: whether plans are for iterations on tensors of other sizes too.
         steps: how many steps of the first optimizer make up an iteration.
         needs: what iterations need without a plan.
+        learned: files of operator times: a table, and a predictor for what that lacks.
     """
 
     def __init__(
@@ -142,6 +171,7 @@ class Planner:
         varies: bool = False,
         steps: int = 1,
         needs: Needs = UNKNOWN,
+        learned: Learned = NOTHING,
     ) -> None:
         self.recorder = recorder
         self.found = found
@@ -153,33 +183,82 @@ class Planner:
         self.shorter = False
         """Whether plans serve iterations that save the same and end earlier."""
         self.neap = executable()
-        self._soon = soon
+        self._soon, self._lend, self._moves_states = soon, lend, move_states
+        self._recompute = recompute
         self._cache = cache
         self._seconds = _PATIENCE_S + len(found.nodes) // _OPERATORS_PER_S
-        with _outside.workplace() as folder:
-            full = str(folder / "full.graph.json")
-            _form.write(_form.graph(found), full)
-            times = [self.neap, "script", "times", full, "--device", device]
-            durations: dict[str, int] = _answered(times, self._seconds)
-            if not all(type(ns) is int and 0 <= ns <= _LONGEST_NS for ns in durations.values()):
-                raise _other(self.neap, "it answered no times")
-        self.ranges: list[Range] = []
-        self._soon_ranges: list[Range] = []
-        self.excluded: dict[str, int] = {}
-        if recompute:
-            self.ranges, self.excluded = self._candidates(found, durations)
-            if soon is not None:
-                self._soon_ranges, _ = self._candidates(soon, durations)
-        early = None if soon is None else (soon, self._soon_ranges)
-        self._problem = Problem(recorder, found, self.ranges, early, lend, durations, move_states)
-        self._written = json.dumps(self._problem.form, separators=(",", ":"))
         self._profile: dict[str, Any] | None = None
         """The device with its link as measured, once it was."""
         self._link: dict[str, int] | None = None
         """Its link alone, once this script has only a part of it."""
+        self.times: dict[str, int] = {}
+        """The time of each operator by name, in nanoseconds."""
+        self._from: dict[str, str] = {}
+        """Where that comes from, as :attr:`Report.times_from` has it."""
+        self._ask_for_times(learned)
+        self._use_times()
+
+    def _ask_for_times(self, learned: Learned) -> None:
+        with _outside.workplace() as folder:
+            full = str(folder / "full.graph.json")
+            _form.write(_form.graph(self.found), full)
+            asked = [self.neap, "script", "times", full, "--device", self.device]
+            answer = _answered([*asked, *learned.flags()], self._seconds)
+        try:
+            for name, (ns, source) in answer.items():
+                if type(ns) is not int or not 0 <= ns <= _LONGEST_NS:
+                    raise ValueError(f"an operator takes {str(ns)[:40]} ns")
+                self.times[name], self._from[name] = ns, _SOURCES[source]
+        except MALFORMED:
+            raise _other(self.neap, "it answered no times") from None
+
+    def _use_times(self) -> None:
+        """What is planned for, with these times."""
+        found, soon = self.found, self._soon
+        self.ranges: list[Range] = []
+        self._soon_ranges: list[Range] = []
+        self.excluded: dict[str, int] = {}
+        if self._recompute:
+            self.ranges, self.excluded = self._candidates(found, self.times)
+            if soon is not None:
+                self._soon_ranges, _ = self._candidates(soon, self.times)
+        early = None if soon is None else (soon, self._soon_ranges)
+        about = self.ranges, early, self._lend, self.times, self._moves_states
+        self._problem = Problem(self.recorder, found, *about)
+        self._written = json.dumps(self._problem.form, separators=(",", ":"))
         usual = self._problem.form["usual"]["operators"]
         self.unplanned = max(found.peak, *(operator["standing"] for operator in usual))
         self.unplanned_ns = sum(operator["ns"] for operator in usual)
+
+    def at(self, times: dict[str, int], measured: Collection[str]) -> Planner:
+        """A planner of the same with other times, some of which were measured in the script. It
+        may be made on another thread.
+        """
+        other = copy.copy(self)
+        other.times = times
+        other._from = {**self._from, **dict.fromkeys(measured, MEASURED)}
+        other._cache = False  # No other run has the same times.
+        other._use_times()
+        return other
+
+    def sources(self) -> dict[str, int]:
+        """How many operators' times come from where."""
+        return dict(sorted(Counter(self._from.values()).items()))
+
+    def write_table(self, times: dict[str, int], path: str, on: str) -> None:
+        """Writes measured times of operators by name as a table.
+
+        Args:
+            on: the device that they were measured on.
+
+        Raises:
+            PlanError: if it can't be written.
+        """
+        with _outside.workplace() as folder:
+            full = str(folder / "full.graph.json")
+            _form.write(_form.graph(self.found), full)
+            command = [self.neap, "script", "table", full, path, "--device", self.device]
+            _run([*command, "--on", on], self._seconds, json.dumps(times))
 
     @property
     def profile(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from neap.torch._calls import updating_norms, view_of
+from neap.torch._clock import aside
 from neap.torch._guard import Guard, entry, meant
 from neap.torch._schedule import Again, Schedule
 from neap.torch._settings import State
@@ -306,7 +307,7 @@ class _Run:
         """Around the second forward."""
         self._begins_again()
         try:
-            with self.state.restored(), self._alone():
+            with aside(), self.state.restored(), self._alone():
                 yield
         finally:
             self._ended_again()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from neap.torch._clock import aside
 from neap.torch._guard import meant
 from neap.torch._holder import flat, seen_as
 from neap.torch._recipe import Recipe, recipe
@@ -154,7 +155,8 @@ class Remakes:
         remade = saved.remade
         here = remade.here
         if here is None:
-            here = remade.here = self._make(remade)
+            with aside():
+                here = remade.here = self._make(remade)
         dtype, shape, stride, offset = saved.view
         # Needs no gradient, so that autograd does not see it.
         bare = torch.empty(0, dtype=dtype, device=here.device)

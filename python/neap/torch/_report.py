@@ -90,6 +90,8 @@ class Report:
         iteration_s: measured seconds of a planned iteration, the median; 0 on the dry device, whose
             own time says nothing.
         link_bytes_per_s: measured rates of copies, by direction.
+        times_from: how many operators' times come from where: ``measured`` in the script, a
+            ``table`` or ``predicted`` (the files that were given), or the device's ``roofline``.
         beyond: how often what did not run by the plan reserved more than the budget.
         replans: how often the plan was made anew, and why.
         excluded: calls that can't be run again, by reason.
@@ -130,6 +132,7 @@ class Report:
     early_updates: int = 0
     iteration_s: float = 0.0
     link_bytes_per_s: dict[str, int] = field(default_factory=dict)
+    times_from: dict[str, int] = field(default_factory=dict)
     beyond: int = 0
     replans: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -264,6 +267,8 @@ class Report:
                 f"  iteration predicted {self.predicted_iteration_ns / 1e6:,.1f} ms, without the "
                 f"plan {self.unplanned_iteration_ns / 1e6:,.1f} ms{measured}"
             )
+        if self.times_from:
+            lines.append(f"  operator times: {_sources(self.times_from)}")
         lines.append(
             f"  {self.swapped_out} swap-outs ({size(self.swapped_bytes)}), {self.swapped_in} "
             f"swap-ins, {self.late} of them late; {self.kept} left out; optimizer states moved "
@@ -354,6 +359,19 @@ def acts(schedule: Schedule) -> str:
         f"{schedule.time_ns / 1e6:.1f} ms an iteration, "
         f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan{gives}"
     )
+
+
+_FROM = {
+    "measured": "measured in the script",
+    "table": "from the table",
+    "predicted": "predicted",
+    "roofline": "by the device's roofline",
+}
+
+
+def _sources(counts: dict[str, int]) -> str:
+    """Where operators' times come from, in words."""
+    return ", ".join(f"{counts[one]:,} {words}" for one, words in _FROM.items() if counts.get(one))
 
 
 def some(count: int, what: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from neap.torch._calls import View
+from neap.torch._clock import Clock, aside
 from neap.torch._due import Due, asked, due
 from neap.torch._enforce import Growth, reserved_now
 from neap.torch._grown import Larger
@@ -90,6 +91,8 @@ class Runtime:
         """What sends saved tensors to the host in an iteration that is not as planned."""
         self.timeline: Timeline | None = None
         self.meter: Meter | None = None
+        self.clock: Clock | None = None
+        """What takes the times of the next iteration, if anything does."""
         self.schedule: Schedule | None = None
         self.diverged: str | None = None
         self.grown = False
@@ -201,11 +204,13 @@ class Runtime:
             packs, unpacks = self._points
             self._packs, self._unpacks = packs.copy(), unpacks.copy()
             self._at_backward = due([schedule.actions.get(("backward", 0))])
-            if self.growth is not None:  # All points are looked at.
+            if self.growth is not None or self.clock is not None:  # All points are looked at.
                 self._packs = [actions or Due([]) for actions in packs]
                 self._unpacks = [actions or Due([]) for actions in unpacks]
                 self._wanted = [(*one[:-1], True) for one in self._all]
             self._at("begin")
+            if self.clock is not None:
+                self.clock.start()
 
     def _wants(self, schedule: Schedule) -> list[Wanted]:
         keeps: dict[int, Any] = {}
@@ -222,6 +227,18 @@ class Runtime:
 
     def reached(self, kind: str, number: int = 0) -> None:
         """Backward, the optimizer's step, or a piece of that step begins."""
+        clock, self.clock = self.clock, None
+        if clock is None:
+            self._reached(kind, number)
+            return
+        clock.comes("" if number else kind)
+        try:
+            self._reached(kind, number)
+        finally:
+            self.clock = clock
+            clock.goes_on()
+
+    def _reached(self, kind: str, number: int) -> None:
         self.policy.look()
         if self.diverged is not None:
             return
@@ -232,6 +249,11 @@ class Runtime:
                 self.act(self._at_backward, 0)
         if self.pages.acts or self.growth is not None:
             self._at(kind, number)
+
+    def give_parameters_back(self) -> None:
+        """Backward has ended: no parameter is away any more."""
+        with aside():
+            self.loans.leave()
 
     def _at(self, kind: str, number: int = 0) -> None:
         if self.growth is not None:
@@ -252,6 +274,8 @@ class Runtime:
 
     def end(self) -> str | None:
         """An iteration ends: nothing, or what made it differ from the one that was planned."""
+        if self.clock is not None:
+            self.clock.stop()
         if self.growth is not None:
             self.growth.look("end", 0)
         if self.grown and self.diverged is None:
@@ -444,7 +468,8 @@ class Runtime:
         if here is None:
             here = self._late(holder)
         if holder.coming and self._in is not None:
-            self._in.arrived(holder.number)
+            with aside():
+                self._in.arrived(holder.number)
             holder.coming = False
         view = saved.view
         if view is None:
@@ -469,7 +494,8 @@ class Runtime:
         if saved.seen is not None and saved.seen._version != saved.version:
             raise fault(saved)
         if isinstance(saved, Borrowed):
-            return self.loans.unpack(saved)
+            with aside():
+                return self.loans.unpack(saved)
         return self.remakes.unpack(saved) if isinstance(saved, Made) else self._held(saved)
 
     def plainly(self, packed: Any) -> torch.Tensor:
@@ -570,6 +596,19 @@ class Runtime:
 
     def act(self, points: list[Due | None], number: int) -> None:
         """Does what is due at a point."""
+        clock, self.clock = self.clock, None
+        if clock is None:
+            self._act(points, number)
+            return
+        what = "pack" if points is self._packs else "unpack" if points is self._unpacks else ""
+        clock.comes(what, number)
+        try:
+            self._act(points, number)
+        finally:
+            self.clock = clock
+            clock.goes_on()
+
+    def _act(self, points: list[Due | None], number: int) -> None:
         waiting = self._waiting
         todo = points[number] if number < len(points) else None
         if todo is None:
@@ -730,6 +769,7 @@ class Runtime:
     def _late(self, holder: Holder) -> torch.Tensor:
         """Nothing has asked for the copy to the device yet."""
         self.counts.late += 1
-        self._bring([holder])
+        with aside():
+            self._bring([holder])
         assert holder.here is not None
         return holder.here

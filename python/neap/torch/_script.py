@@ -17,6 +17,7 @@ import torch
 from neap.torch import _in_lane
 from neap.torch._fit import Fit
 from neap.torch._guard import Guard, entry, line
+from neap.torch._planning import Learned
 from neap.torch._report import size
 from neap.torch._schedule import Schedule
 from neap.torch._share import Share
@@ -177,6 +178,10 @@ def _install() -> Script | _in_lane.InLane | None:
             early_updates=asked("NEAP_TORCH_EARLY") == "1",
             share=Share(path) if path else None,
             scout=int(asked("NEAP_TORCH_SCOUT") or 0),
+            learned=Learned(
+                asked("NEAP_TORCH_LATENCIES") or None, asked("NEAP_TORCH_PREDICTOR") or None
+            ),
+            latencies_out=(asked("NEAP_TORCH_LATENCIES_OUT") or None) if rank() == 0 else None,
         )
     except ValueError as error:
         say(f"neap: {error}")

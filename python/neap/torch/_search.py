@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from neap.torch._enforce import Enforcement, Margin
+from neap.torch._feedback import Feedback
 from neap.torch._meter import drifted, measured_link
 from neap.torch._planning import PlanError, Planner
 from neap.torch._policy import SPARE
@@ -43,6 +44,7 @@ class Search:
         report: where each new plan and what calls for it are noted.
         say: prints a line.
         budget: the budget in bytes, given the unplanned peak in bytes.
+        feedback: measures operators while a plan acts that stays.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class Search:
         report: Report,
         say: Callable[[str], None],
         budget: Callable[[int], int],
+        feedback: Feedback,
     ) -> None:
         self.planner: Planner | None = None
         self.budget = budget
+        self.feedback: Feedback = feedback
         self.settled = False
         """Whether the first iterations by the plan showed nothing that calls for another."""
         self._enforcement = enforcement
@@ -127,16 +131,23 @@ class Search:
         Raises:
             PlanError: if the planner fails.
         """
-        self.planner = planner
+        if planner is not self.planner:
+            self.planner = planner
+            self.feedback.plans(planner)
+        return self._asking()(planner)
+
+    def _asking(self) -> Callable[[Planner], Schedule]:
+        """What makes a plan with what is known now."""
         margins = self._margins[False, self._trims].bytes, self._margins[True, self._trims].bytes
-        left = self._learned - self._spare
-        expandable = self._enforcement.is_expandable()
-        return planner.plan(self.budget, margins, self._banned, left, expandable)
+        left, banned = self._learned - self._spare, set(self._banned)
+        budget, expandable = self.budget, self._enforcement.is_expandable()
+        return lambda planner: planner.plan(budget, margins, banned, left, expandable)
 
     def begin(self, schedule: Schedule) -> None:
         """The plan acts from now on."""
         if self._missed and self.settled:  # It missed the budget least of all.
             self._report.say_whether_met(schedule, False)
+        self.feedback.stop()
         self._trims |= any(kind == "begin" for kind, *_ in schedule.trims)
         self._report.margin_bytes = self._margin(schedule).bytes
         self._measure(schedule)
@@ -165,13 +176,17 @@ class Search:
             # What it reserves is measured anew after an iteration without the plan.
             self._settle(schedule, True)
         elif self._runtime.meter is not None and self._runtime.meter.turn():
-            return self._feed_back(schedule)
-        return None
+            other = self._feed_back(schedule)
+            if other is not None:
+                return other
+        made = self.feedback.ran(schedule, self._asking_as_measured)
+        return None if made is None else self._by_measured_times(schedule, *made)
 
     def strayed(self, schedule: Schedule) -> None:
         """After an iteration that did not run by the plan: what it reserved beyond the budget goes
         back, and is not taken for what the plan needs.
         """
+        self.feedback.strayed()
         self._beyond(schedule)
 
     def begins(self, schedule: Schedule) -> None:
@@ -203,6 +218,7 @@ class Search:
         """The plan acts no more: another follows, or the script is watched anew. What it and others
         took is kept for the report.
         """
+        self.feedback.stop()
         if self._tried:
             self._former = self._enforcement.peaks()
         self._strayed = max(self._strayed, self._enforcement.strayed_reserved)
@@ -449,21 +465,55 @@ class Search:
         if meter is None:
             return None
         report.link_bytes_per_s = {lane: int(rate) for lane, rate in meter.rates.items()}
-        if self.planner is None:
+        if self.planner is None or self.feedback.looks:  # One plan for both.
             return None
         try:
-            profile = self.planner.profile
+            why = drifted(meter.rates, self.planner.profile["link"])
         except PlanError as error:
             report.notes.append(str(error))
             self._runtime.meter = None
             return None
-        why = drifted(meter.rates, profile["link"])
         if why is None:
             return None
-        profile["link"] = measured_link(meter.rates, profile["link"])
+        self._measure_link(self.planner, meter.rates)
         other = self._plan_anew(why)
-        if other is None:
-            return None
+        return None if other is None else self._looked_at_anew(schedule, other)
+
+    @staticmethod
+    def _measure_link(planner: Planner, rates: dict[str, float]) -> None:
+        """Plans by the measured rates of copies from now on."""
+        planner.profile["link"] = measured_link(rates, planner.profile["link"])
+
+    def _asking_as_measured(self) -> Callable[[Planner], Schedule]:
+        """The same as :meth:`_asking`, by the measured rates of copies."""
+        rates = {} if self._runtime.meter is None else dict(self._runtime.meter.rates)
+        plan = self._asking()
+
+        def make(planner: Planner) -> Schedule:
+            self._measure_link(planner, rates)
+            return plan(planner)
+
+        return make
+
+    def _by_measured_times(
+        self, schedule: Schedule, planner: Planner, other: Schedule
+    ) -> Schedule | None:
+        """Another plan that was made by measured times. One that does the same stays, and takes the
+        time that is predicted now.
+        """
+        self.planner = planner
+        if not other.does_as(schedule):
+            self._replans = 0
+            return self._looked_at_anew(schedule, other)
+        schedule.iteration_ns, schedule.course = other.iteration_ns, other.course
+        schedule.unplanned_iteration_ns = other.unplanned_iteration_ns
+        schedule.again, schedule.remade = other.again, other.remade
+        self._report.unplanned_iteration_ns = other.unplanned_iteration_ns
+        self._report.course = other.course
+        return None
+
+    def _looked_at_anew(self, schedule: Schedule, other: Schedule) -> Schedule:
+        """A plan in place of one that stayed."""
         self.settled = self._loosened = False
         self._quickest = None
         self._forget_plans()

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from neap.torch._clock import aside
 from neap.torch._guard import Guard, each, entry, theirs
 from neap.torch._holder import dense, seen_as
 from neap.torch._lane import Lane, copy
@@ -371,14 +372,16 @@ class States:
             for number, piece in enumerate(pieces):
                 for call in self.watch.before_piece if number else ():
                     call(number)
-                if number == 0 or not self._ahead:
-                    self._bring(piece, number % 2)
-                if self._ahead and number + 1 < len(pieces):
-                    self._bring(pieces[number + 1], (number + 1) % 2)
-                self._wait(self._in, number % 2)
+                with aside():
+                    if number == 0 or not self._ahead:
+                        self._bring(piece, number % 2)
+                    if self._ahead and number + 1 < len(pieces):
+                        self._bring(pieces[number + 1], (number + 1) % 2)
+                    self._wait(self._in, number % 2)
                 self.pieces += 1
                 self._update(piece)
-                self._send_back(piece, number)
+                with aside():
+                    self._send_back(piece, number)
         except BaseException:
             try:
                 self._all_back()
@@ -544,7 +547,8 @@ class States:
     @entry(lambda self, *step: self._finish_plainly())
     def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore_groups()
-        self._all_back()
+        with aside():
+            self._all_back()
         self._given = self._left = None
 
     def _finish_plainly(self) -> None:

@@ -9,15 +9,16 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use neap::device::{builtin, profile};
+use neap::device::latency::{Row, Table};
+use neap::device::{Source, builtin, profile};
 use neap::job::json::{self, LARGEST};
 use neap::plan::script::{self, Ask, Problem};
-use neap::units::Bytes;
+use neap::units::{Bytes, Nanos};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::output::{self, Answer};
-use crate::settings;
+use crate::settings::{self, DeviceFlags};
 
 /// Answer what the Python package asks.
 #[derive(clap::Args)]
@@ -29,11 +30,22 @@ pub struct Flags {
 
 #[derive(clap::Subcommand)]
 enum Question {
-    /// The nanoseconds of each operator of a graph.
+    /// The nanoseconds of each operator of a graph, and where they come from.
     Times {
         graph: PathBuf,
+        #[command(flatten)]
+        device: DeviceFlags,
+    },
+    /// Write measured times of a graph's operators, nanoseconds by name on stdin, as a table.
+    Table {
+        graph: PathBuf,
+        output: PathBuf,
+        /// Whose roofline stands beside them.
         #[arg(long)]
         device: String,
+        /// What they were measured on.
+        #[arg(long)]
+        on: String,
     },
     /// The built-in device that a card is, by the driver's name for it.
     Card { name: String },
@@ -79,15 +91,26 @@ impl Asked {
 pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
     match &flags.question {
         Question::Times { graph, device } => {
-            let (graph, device) = (settings::graph(graph)?, profile::load(device)?);
-            let latencies = settings::latencies(&graph, &device, None)?;
-            let times: BTreeMap<&str, u64> = graph
+            let mut graph = settings::graph(graph)?;
+            let latencies = device.resolve(&mut graph)?.latencies;
+            let times: BTreeMap<&str, (u64, Source)> = graph
                 .operators
                 .iter()
                 .zip(&latencies)
-                .map(|(operator, latency)| (&*operator.name, latency.time.0))
+                .map(|(operator, latency)| (&*operator.name, (latency.time.0, latency.source)))
                 .collect();
             output::raw(&serde_json::to_vec(&times)?)?;
+        }
+        Question::Table { graph, output, device, on } => {
+            let (graph, device) = (settings::graph(graph)?, profile::load(device)?);
+            let times: BTreeMap<String, u64> = given()?;
+            let rows: Vec<Row> = graph
+                .operators
+                .iter()
+                .filter_map(|operator| Some((operator, Nanos(*times.get(&operator.name)?))))
+                .map(|(operator, time)| Row::of(operator, on, time).beside(operator, &device))
+                .collect();
+            Table::write(output, &rows)?;
         }
         Question::Card { name } => {
             output::raw(&serde_json::to_vec(

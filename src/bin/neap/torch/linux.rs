@@ -10,6 +10,8 @@ use std::time::Duration;
 use std::{env, fs, io, thread};
 
 use anyhow::{Context, bail};
+use neap::device::latency::Table;
+use neap::device::predictor::Predictor;
 use neap::device::profile;
 use neap::private;
 use neap::report::page::Page;
@@ -62,12 +64,17 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         bail!("`min` is not a budget to run in; give bytes (12GiB) or a share (60%)");
     }
     let policy = flags.policy()?;
-    let outputs = [&flags.save_plan, &flags.timeline, &flags.html, &flags.log];
+    let outputs =
+        [&flags.save_plan, &flags.timeline, &flags.html, &flags.log, &flags.latencies_out];
     let outputs = outputs.map(|path| path.as_deref());
     let named = flags.device.as_deref().map(Path::new);
-    let inputs: Vec<&Path> = flags.plan.as_deref().into_iter().chain(named).collect();
+    let inputs = [&flags.plan, &flags.latencies, &flags.predictor].map(|path| path.as_deref());
+    let inputs: Vec<&Path> = inputs.into_iter().flatten().chain(named).collect();
     Outputs::new(&inputs, &outputs)?;
     let device = profile::load(flags.device.as_deref().unwrap_or(UNKNOWN))?;
+    // The script's processes read them; what is wrong with them is said before it runs.
+    flags.latencies.as_deref().map(Table::read).transpose()?;
+    flags.predictor.as_deref().map(Predictor::read).transpose()?;
     if let Some(plan) = &flags.plan {
         judge(plan)?;
     }
@@ -260,8 +267,14 @@ fn run(
     environment(&mut command, flags, plan, scratch)?;
     command.env("NEAP_CACHE", &unpacked.cache);
     paths(&mut command, &[&unpacked.torch_hook, &unpacked.python])?;
-    if let Some(path) = &flags.save_plan {
-        command.env("NEAP_TORCH_SAVE_PLAN", std::path::absolute(path)?);
+    let outputs = [
+        ("NEAP_TORCH_SAVE_PLAN", &flags.save_plan),
+        ("NEAP_TORCH_LATENCIES_OUT", &flags.latencies_out),
+    ];
+    for (name, path) in outputs {
+        if let Some(path) = path {
+            command.env(name, std::path::absolute(path)?);
+        }
     }
     if let Some(path) = flags.timeline.as_ref().filter(|_| !has_lane) {
         command.env("NEAP_TORCH_TIMELINE", std::path::absolute(path)?);
@@ -319,6 +332,14 @@ pub fn environment(
         Some(name) => command.env("NEAP_TORCH_DEVICE", name),
         None => command.env_remove("NEAP_TORCH_DEVICE"),
     };
+    let learned =
+        [("NEAP_TORCH_LATENCIES", &flags.latencies), ("NEAP_TORCH_PREDICTOR", &flags.predictor)];
+    for (name, path) in learned {
+        match path {
+            Some(path) => command.env(name, std::path::absolute(path)?),
+            None => command.env_remove(name),
+        };
+    }
     command.env("NEAP_TORCH_DIR", scratch);
     command.env("NEAP_TORCH_RECOMPUTE", if flags.no_recompute { "0" } else { "1" });
     command.env("NEAP_TORCH_STRICT", if flags.strict { "1" } else { "0" });

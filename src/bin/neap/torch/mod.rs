@@ -76,6 +76,16 @@ pub struct Flags {
     /// it, those of the built-in device that the script's card is, or of the a6000 if none is.
     #[arg(long, value_name = "NAME|FILE")]
     pub device: Option<String>,
+    /// Operator times for the first plan: a table that --latencies-out, `neap profile` or
+    /// `neap run` wrote. Later plans go by times that are measured in the script.
+    #[arg(long, value_name = "FILE.csv")]
+    pub latencies: Option<PathBuf>,
+    /// A predictor from `neap train`, for operators that the table lacks.
+    #[arg(long, value_name = "FILE.predictor.json")]
+    pub predictor: Option<PathBuf>,
+    /// Write the operator times that were measured in the script, for --latencies.
+    #[arg(long, value_name = "FILE.csv")]
+    pub latencies_out: Option<PathBuf>,
     /// Act by this plan from the first iteration on: a file that --save-plan wrote.
     #[arg(long, value_name = "FILE", conflicts_with = "budget")]
     pub plan: Option<PathBuf>,
@@ -174,6 +184,9 @@ impl Flags {
         let plan = [
             ("--plan", self.plan.is_some()),
             ("--save-plan", self.save_plan.is_some()),
+            ("--latencies", self.latencies.is_some()),
+            ("--predictor", self.predictor.is_some()),
+            ("--latencies-out", self.latencies_out.is_some()),
             ("--early-updates", self.early_updates),
             ("--no-recompute", self.no_recompute),
             ("--strict", self.strict),
