@@ -10,7 +10,7 @@ import pytest
 import torch
 from fitted import everything, same
 from jobs import cnn, squared
-from neap.torch import Report, _meter, fit
+from neap.torch import Report, _latencies, _meter, fit
 from neap.torch._meter import Meter, drifted, measured_link
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -56,6 +56,7 @@ def test_a_link_that_is_quicker_than_the_profile_says_makes_a_new_plan(
 ) -> None:
     monkeypatch.setattr(_meter, "EVERY", 1)
     monkeypatch.setattr(_meter, "SMALLEST", 1)
+    monkeypatch.setattr(_latencies, "THRESHOLD", 1e9)
     shown = subprocess.run([neap, "device", "show", "host", "--json"], capture_output=True)
     form = json.loads(shown.stdout)
     form["name"] = "far"

@@ -156,17 +156,18 @@ def test_the_command_writes_and_reads_tables(neap: str, tmp_path: Path) -> None:
 
 
 def test_what_is_put_aside_does_not_count() -> None:
-    clock = Clock("cpu", Watch())
-    clock.start()
-    clock.passes("enter", "a")
-    time.sleep(0.01)
-    with aside(), aside():
-        time.sleep(0.05)
-    clock.passes("leave", "a", 0)
-    time.sleep(0.02)
-    clock.comes("pack", 0)
-    clock.goes_on()
-    clock.stop()
+    with Watch().installed() as watch:
+        clock = Clock("cpu", watch)
+        clock.start()
+        clock.passes("enter", "a")
+        time.sleep(0.01)
+        with aside(), aside():
+            time.sleep(0.05)
+        clock.passes("leave", "a", 0)
+        time.sleep(0.02)
+        clock.comes("pack", 0)
+        clock.goes_on()
+        clock.stop()
     assert clock.ended
     points = {("enter", "a", 0): 0, ("leave", "a", 0): 2, ("pack", 0, 0): 2}
     (span,) = clock.spans(points, 2)

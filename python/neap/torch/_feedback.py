@@ -91,13 +91,16 @@ class Feedback:
         if clock is not None:
             clock.stop()
 
-    def ran(self, schedule: Schedule, make: Callable[[], Make]) -> tuple[Planner, Schedule] | None:
+    def ran(
+        self, schedule: Schedule, make: Callable[[], tuple[Make, str | None]]
+    ) -> tuple[Planner, Schedule] | None:
         """After an iteration by a plan that stays: the planner and the plan that act next, if there
         is another one.
 
         Args:
             schedule: the plan.
-            make: called where a plan is to be made; gives what makes it from a planner.
+            make: called where a plan is to be made; gives what makes it from a planner, and what
+                else calls for it.
         """
         known = self.latencies
         if not self.acts or known is None or schedule.varies or schedule.early:
@@ -115,7 +118,7 @@ class Feedback:
         if self._beside is not None:
             found = self._taken_up()
         elif self._far > 1 and self._rest <= 0:
-            self._plan_anew(known, make())
+            self._plan_anew(known, *make())
         if found is None and self._clock is None and self._beside is None and self._wait <= 0:
             self._wait = EVERY
             self._clock = self._runtime.clock = Clock(self._runtime.device, self._watch)
@@ -135,10 +138,11 @@ class Feedback:
         if self._far:
             self._wait = 0
 
-    def _plan_anew(self, known: Latencies, make: Make) -> None:
-        why = known.drift()
-        if why is None:
+    def _plan_anew(self, known: Latencies, make: Make, more: str | None) -> None:
+        drift = known.drift()
+        if drift is None:
             return
+        why = drift if more is None else f"{drift}; {more}"
         times, measured = known.times(), known.measured()
         known.planned()
         self._far = 0

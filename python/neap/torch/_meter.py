@@ -34,9 +34,8 @@ class Meter:
         self._waited = 0
 
     def start(self) -> None:
-        """The copies of the next iteration are timed."""
-        self.on = True
-        self._copies = []
+        """The copies of the next iteration are timed, unless others are not taken in yet."""
+        self.on = not self._copies
 
     def event(self) -> Any:
         """An event of the current stream, or the time on a device without streams."""

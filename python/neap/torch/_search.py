@@ -7,6 +7,7 @@ it stays, or another takes its place.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -484,16 +485,16 @@ class Search:
         """Plans by the measured rates of copies from now on."""
         planner.profile["link"] = measured_link(rates, planner.profile["link"])
 
-    def _asking_as_measured(self) -> Callable[[Planner], Schedule]:
-        """The same as :meth:`_asking`, by the measured rates of copies."""
-        rates = {} if self._runtime.meter is None else dict(self._runtime.meter.rates)
-        plan = self._asking()
-
-        def make(planner: Planner) -> Schedule:
-            self._measure_link(planner, rates)
-            return plan(planner)
-
-        return make
+    def _asking_as_measured(self) -> tuple[Callable[[Planner], Schedule], str | None]:
+        """The same as :meth:`_asking`, by the measured rates of copies; and how far these are from
+        the assumed ones, if they are far.
+        """
+        why, meter, planner = None, self._runtime.meter, self.planner
+        if meter is not None and planner is not None:
+            with contextlib.suppress(PlanError):
+                why = drifted(meter.rates, planner.profile["link"])
+                self._measure_link(planner, meter.rates)
+        return self._asking(), why
 
     def _by_measured_times(
         self, schedule: Schedule, planner: Planner, other: Schedule
