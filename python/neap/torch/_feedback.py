@@ -26,7 +26,7 @@ Make = Callable[[Planner], Schedule]
 
 class Feedback:
     """Measures the iterations of one script by its plan: the first one, each eighth after it, and
-    those after one that took much longer or shorter.
+    those after one that took much longer or shorter than the one before it.
 
     Args:
         runtime: carries the plan out, with a clock in iterations that are measured.
@@ -49,7 +49,7 @@ class Feedback:
         self._last = 0
         """When the last iteration ended; 0 where something else ran since."""
         self._usual = 0
-        """How long the last iteration took that was measured."""
+        """How long the last iteration took that was not measured, which takes longer."""
         self._far = 0
         """How many iterations in a row took other times than planned."""
         self._rest, self._pause = 0, _PAUSE
@@ -66,7 +66,7 @@ class Feedback:
     def stop(self) -> None:
         """Another plan acts, or none: what goes on is for nothing."""
         self._stray()
-        self._wait, self._far = 0, 0
+        self._wait = self._far = self._usual = 0
         beside, self._beside = self._beside, None
         if beside is not None:
             beside.end()
@@ -111,9 +111,11 @@ class Feedback:
         self._rest -= 1
         self._wait -= 1
         if self._clock is not None:
-            self._take(known, took)
-        elif self._usual and took and abs(took - self._usual) > THRESHOLD * self._usual:
-            self._far, self._wait = max(self._far, 1), 0
+            self._take(known)
+        elif took:
+            if self._usual and abs(took - self._usual) > THRESHOLD * self._usual:
+                self._far, self._wait = max(self._far, 1), 0
+            self._usual = took
         found = None
         if self._beside is not None:
             found = self._taken_up()
@@ -127,12 +129,12 @@ class Feedback:
         self._last = time.perf_counter_ns()
         return found
 
-    def _take(self, known: Latencies, took: int) -> None:
+    def _take(self, known: Latencies) -> None:
         """Takes in the times of the last measured iteration, if they are there."""
         clock = self._clock
         if clock is None or not clock.ended:
             return
-        self._clock, self._usual = None, took
+        self._clock = None
         known.learn(clock.spans(known.points, known.count))
         self._far = self._far + 1 if known.drift() is not None else 0
         if self._far:
