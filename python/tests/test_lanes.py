@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from neap.torch import _in_lane
 from neap.torch._connection import ShareError
 from neap.torch._token import BACK, Go, Token, read
 
@@ -243,6 +244,20 @@ def test_a_script_without_room_is_refused(site: Site) -> None:
     script = site.start("1", "3", flags=("--needs", "1GiB+1GiB"))
     assert "of 200.0 MiB here" in script.communicate(timeout=60)[1]
     assert script.returncode == 2
+
+
+def test_a_failure_of_neaps_own_lets_the_script_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(_in_lane, "_OnDevice", fails)
+    said: list[str] = []
+    lane = _in_lane.InLane("/nowhere", None, None, said.append)
+    try:
+        lane._uses_device()
+    finally:
+        lane.watch.remove()
+    assert "issue tracker" in said[0] and lane._report.notes == said
 
 
 def test_plans_have_no_lane(site: Site) -> None:
