@@ -4,6 +4,7 @@ use neap::sim::share::engine::{self, Keep};
 use neap::sim::share::jobs::Job;
 use neap::sim::share::mechanism::Settings;
 use neap::sim::share::policy::find;
+use neap::sim::share::scheduler::Coming;
 
 use super::*;
 
@@ -200,10 +201,57 @@ fn jobs(scripts: &[Script]) -> Vec<Job> {
     scripts.iter().enumerate().map(job).collect()
 }
 
-/// One trace through the server's decisions and the simulator's: the same order, and the same times
-/// to within an iteration of each other script.
+/// When each of these jobs ends as `neap run` has it: workers that do at once what the scheduler
+/// orders, and whose memory may move.
+fn ends_of_workers(scripts: &[Script], policy: &str, budget: u64) -> Vec<(u64, u64)> {
+    let of = |id: u32| scripts[id as usize - 1];
+    let never = Nanos(u64::MAX / 2);
+    let mut scheduler = Scheduler::new(find(policy).unwrap(), Bytes(budget), never, never);
+    let mut coming: Vec<(u64, u32)> =
+        (1..).zip(scripts).map(|(id, script)| (script.comes, id)).collect();
+    coming.reverse();
+    let mut running: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut left: BTreeMap<u32, u32> = (1..).zip(scripts.iter().map(|s| s.iterations)).collect();
+    let mut ends = Vec::new();
+    loop {
+        let ended = running.iter().map(|(id, end)| (*end, *id)).min();
+        let Some((now, id)) = ended.into_iter().chain(coming.last().copied()).min() else { break };
+        if coming.pop_if(|next| *next == (now, id)).is_some() {
+            let (persistent, ephemeral) = (Bytes(of(id).needs.0), Bytes(of(id).needs.1));
+            let needs = Needs { persistent, ephemeral, ..Needs::default() };
+            let (iterations, iteration) = (of(id).iterations, Nanos(of(id).iteration));
+            let coming = Coming { needs, utilisation: 1, iterations, iteration };
+            assert!(scheduler.submit(id, &coming, Nanos(now)));
+        } else {
+            running.remove(&id);
+            scheduler.ran(id, Nanos(of(id).iteration));
+            let more = left.get_mut(&id).unwrap();
+            *more -= 1;
+            if *more == 0 {
+                scheduler.ended(id);
+                ends.push((now, u64::from(id)));
+            }
+        }
+        let mut orders = scheduler.decide(Nanos(now));
+        while !orders.is_empty() {
+            for (job, order) in orders {
+                match order {
+                    Order::Enter(..) => {}
+                    Order::Go => _ = running.insert(job, now + of(job).iteration),
+                    Order::Leave => scheduler.left(job),
+                    Order::Stop => unreachable!("nothing stops a job"),
+                }
+            }
+            orders = scheduler.decide(Nanos(now));
+        }
+    }
+    ends
+}
+
+/// One trace through the server's decisions, the runner's and the simulator's: the same order, and
+/// the same times to within an iteration of each other script.
 #[test]
-fn the_server_does_what_the_simulator_predicts_under_each_policy() {
+fn server_and_runner_do_what_the_simulator_predicts_under_each_policy() {
     for policy in ["fifo", "srtf", "pack", "fair"] {
         let (scripts, budget) = three(true);
         let mut world = World::new(policy, budget);
@@ -216,7 +264,10 @@ fn the_server_does_what_the_simulator_predicts_under_each_policy() {
         ends.sort_unstable();
         let predicted: Vec<u64> = ends.iter().map(|one| one.1).collect();
         assert_eq!(world.order_of_ends(), predicted, "{policy}");
-        for (end, id) in ends {
+        let workers = ends_of_workers(&scripts, policy, budget);
+        assert_eq!(workers.iter().map(|one| one.1).collect::<Vec<_>>(), predicted, "{policy}");
+        for ((end, id), (ran, _)) in ends.into_iter().zip(workers) {
+            assert!(ran.abs_diff(end.0) <= SECOND, "{policy}: {id} ran until {ran}, not {end:?}");
             let real = world.bodies[&id].end.unwrap();
             assert!(real.abs_diff(end.0) <= SECOND, "{policy}: {id} ends at {real}, not {end:?}");
         }
