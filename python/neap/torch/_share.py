@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +81,16 @@ class Share(Connection):
 
     def join_with_graph(self, name: str, graph: str) -> Offer:
         """Joins with an iteration, and waits for a share: scripts that have to give bytes up do so
-        between two of their iterations.
+        between two of their iterations. The limits on its swaps are those that the command gave.
 
         Raises:
             ShareError: if nothing serves the socket.
         """
         self.connect()
-        self.send({"join": name, "graph": graph})
+        asked: dict[str, object] = {"join": name, "graph": graph}
+        if limits := os.environ.get("NEAP_TORCH_LIMITS"):
+            asked["limits"] = [int(one) for one in limits.split(":")]
+        self.send(asked)
         return self._wait()
 
     def join_with_plan(self, name: str, budget: int) -> Offer:

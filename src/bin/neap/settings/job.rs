@@ -24,7 +24,7 @@ pub struct JobArg {
 
 impl JobArg {
     /// Reads a file's name, which may end in `@` and a share, and then in `:` and another. If a
-    /// file has the whole text as its name, that file is meant.
+    /// file has the whole text as its name, that file is meant. A socket is read alike.
     ///
     /// # Errors
     /// When the text after the `@` is a number but not a share.
@@ -36,7 +36,7 @@ impl JobArg {
             .to_str()
             .and_then(|t| t.rsplit_once('@'))
             .filter(|(path, tail)| !path.is_empty() && number(tail));
-        let Some((path, share)) = parts.filter(|_| !PathBuf::from(&text).is_file()) else {
+        let Some((path, share)) = parts.filter(|_| !PathBuf::from(&text).exists()) else {
             return Ok(Self {
                 path: PathBuf::from(text),
                 share: Share::ALL,
@@ -59,6 +59,11 @@ impl JobArg {
         })
     }
 
+    /// Whether there is a limit.
+    pub fn is_limited(&self) -> bool {
+        (self.share, self.swap_limit) != (Share::ALL, Share::ALL)
+    }
+
     /// Refuses a limit on the part of all jobs' swaps for a job without others.
     ///
     /// # Errors
@@ -78,7 +83,7 @@ impl JobArg {
     /// # Errors
     /// When the planner has no such limit.
     pub fn limited(&self, method: Method) -> anyhow::Result<Method> {
-        if self.share == Share::ALL && self.swap_limit == Share::ALL {
+        if !self.is_limited() {
             return Ok(method);
         }
         let Some(limited) = method.limited(self.share) else {

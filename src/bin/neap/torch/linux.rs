@@ -13,6 +13,7 @@ use anyhow::{Context, bail};
 use neap::device::latency::Table;
 use neap::device::predictor::Predictor;
 use neap::device::profile;
+use neap::plan::Share;
 use neap::private;
 use neap::report::page::Page;
 use neap::run::Stop;
@@ -97,7 +98,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         (Some(_), _) => bail!("--serve: the budget of several scripts is in bytes, such as 12GiB"),
         (None, _) => None,
     };
-    let joined = flags.join.as_deref().map(serve::has_lanes).transpose()?;
+    let joined = flags.join.as_ref().map(|join| serve::has_lanes(&join.path)).transpose()?;
     let has_lane = joined.unwrap_or_else(|| server.as_ref().is_some_and(Server::has_lanes));
     flags.fits(has_lane)?;
     let Some(server) = server else { return script(flags, as_json, None, has_lane) };
@@ -316,7 +317,7 @@ pub fn environment(
         }
         _ => {}
     }
-    match flags.join.as_ref().or(flags.serve.as_ref()) {
+    match flags.join.as_ref().map(|join| &join.path).or(flags.serve.as_ref()) {
         Some(socket) => {
             command.env("NEAP_TORCH_JOIN", std::path::absolute(socket)?);
             command.env_remove("NEAP_TORCH_BUDGET");
@@ -325,6 +326,13 @@ pub fn environment(
             command.env_remove("NEAP_TORCH_JOIN");
         }
     }
+    match flags.join.as_ref().filter(|join| join.is_limited()) {
+        Some(join) => {
+            let [share, limit] = [join.share, join.swap_limit].map(Share::thousandths);
+            command.env("NEAP_TORCH_LIMITS", format!("{share}:{limit}"))
+        }
+        None => command.env_remove("NEAP_TORCH_LIMITS"),
+    };
     match &flags.device {
         Some(file) if Path::new(file).exists() => {
             command.env("NEAP_TORCH_DEVICE", std::path::absolute(file)?)

@@ -21,12 +21,13 @@ mod story;
 
 use std::path::PathBuf;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use neap::sim::share::policy::{self, Policy};
 use neap::units::{Bytes, Nanos};
 
 use crate::output::Answer;
-use crate::settings::Budget;
 use crate::settings::values::{policy, seconds};
+use crate::settings::{Budget, JobArg};
 
 /// Run a PyTorch training script, unchanged, within a budget of device memory.
 ///
@@ -44,9 +45,13 @@ pub struct Flags {
     /// goes. With a command, also run that; then until the last script has gone.
     #[arg(long, value_name = "SOCKET", requires = "budget", conflicts_with_all = ["plan", "join"])]
     pub serve: Option<PathBuf>,
-    /// Run within a share of the budget of `neap torch --serve SOCKET`, or in a lane of it.
-    #[arg(long, value_name = "SOCKET", conflicts_with = "budget")]
-    pub join: Option<PathBuf>,
+    /// Run within a share of the budget of `neap torch --serve SOCKET`, or in a lane of it. SOCKET
+    /// may end in limits on a share's swaps, as `neap plan` reads them: with @0.5 the server plans
+    /// for at most half of the script's tensors to be swapped, and the other scripts give up memory
+    /// first; with @1:0.25 for at most a quarter of all scripts' swaps to be its own.
+    #[arg(long, value_name = "SOCKET", conflicts_with = "budget",
+          value_parser = OsStringValueParser::new().try_map(JobArg::read))]
+    pub join: Option<JobArg>,
     /// What scripts that join get. A share each: all run at the same time, and each moves what does
     /// not fit its share. Or a lane: scripts run as they are, and those of one lane take turns, so
     /// that all need what each keeps between iterations, and once the most that one needs within.
@@ -182,6 +187,7 @@ impl Flags {
     fn fits(&self, has_lane: bool) -> anyhow::Result<()> {
         let lane = [("--needs", self.needs.is_some()), ("--work", self.work.is_some())];
         let plan = [
+            ("a limit on swaps", self.join.as_ref().is_some_and(JobArg::is_limited)),
             ("--plan", self.plan.is_some()),
             ("--save-plan", self.save_plan.is_some()),
             ("--latencies", self.latencies.is_some()),

@@ -1,9 +1,9 @@
 //! The socket on which scripts that share a GPU join.
 //!
-//! A script sends one JSON object a line: first `{"join": NAME, "graph": FILE}` or `{"join": NAME,
-//! "fixed_bytes": B}`, then `{"took_bytes": B}` each time when it keeps to an offer. It is sent
-//! [`Offer`]s, one a line, or `{"refused": WHY}` before its connection ends. A script has gone when
-//! its connection ends, however that came about.
+//! A script sends one JSON object a line: first `{"join": NAME, "graph": FILE}`, perhaps with
+//! `"limits": [S, L]` ([`Limits`]), or `{"join": NAME, "fixed_bytes": B}`, then `{"took_bytes": B}`
+//! each time when it keeps to an offer. It is sent [`Offer`]s, one a line, or `{"refused": WHY}`
+//! before its connection ends. A script has gone when its connection ends, however that came about.
 //!
 //! Where the server has lanes in place of shares ([`super::lanes`]) a script says `{"join": NAME,
 //! "lane": {…}}`, then what its iterations do, and the server says when it has the token.
@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use super::history::History;
 use super::lanes;
 use super::passing::{Asked, Passing, Story};
-use super::shares::{Need, Next, Offers, Shares};
+use super::shares::{Limits, Need, Next, Offers, Shares};
 use crate::output::note;
 
 /// The longest line that is read.
@@ -65,14 +65,35 @@ const MOST: usize = 16;
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Said {
-    Graph { join: String, graph: PathBuf },
-    Fixed { join: String, fixed_bytes: u64 },
-    Took { took_bytes: u64 },
-    Lane { join: String, lane: lanes::Asked },
-    Measured { measured: lanes::Measured },
-    Ended { ended: lanes::Ended },
-    GaveBack { gave_back_bytes: u64 },
-    Asks { asks: String },
+    Graph {
+        join: String,
+        graph: PathBuf,
+        #[serde(default)]
+        limits: Limits,
+    },
+    Fixed {
+        join: String,
+        fixed_bytes: u64,
+    },
+    Took {
+        took_bytes: u64,
+    },
+    Lane {
+        join: String,
+        lane: lanes::Asked,
+    },
+    Measured {
+        measured: lanes::Measured,
+    },
+    Ended {
+        ended: lanes::Ended,
+    },
+    GaveBack {
+        gave_back_bytes: u64,
+    },
+    Asks {
+        asks: String,
+    },
 }
 
 /// What scripts get.
@@ -382,9 +403,13 @@ fn listen(id: u64, stream: &UnixStream, events: &Sender<Event>, device: Option<&
             Some(Said::Fixed { join, fixed_bytes }) => {
                 Event::Joins(id, join, Ok(Need::Fixed(Bytes(fixed_bytes))))
             }
-            Some(Said::Graph { join, graph }) => {
+            Some(Said::Graph { join, graph, limits }) => {
                 let none = || Err("this server has lanes".to_owned());
-                Event::Joins(id, join, device.map_or_else(none, |device| read(graph, device)))
+                Event::Joins(
+                    id,
+                    join,
+                    device.map_or_else(none, |device| read(graph, device, limits)),
+                )
             }
             Some(Said::Lane { join, lane }) => Event::Lane(id, join, lane),
             Some(Said::Measured { measured }) => Event::Measured(id, measured),
@@ -413,14 +438,14 @@ fn listen(id: u64, stream: &UnixStream, events: &Sender<Event>, device: Option<&
 }
 
 /// What a script with this graph needs.
-fn read(path: PathBuf, device: &Arc<Profile>) -> Result<Need, String> {
+fn read(path: PathBuf, device: &Arc<Profile>, limits: Limits) -> Result<Need, String> {
     let device = Arc::clone(device);
     let late = format!("{}: it takes longer than {READING:?} to read", path.display());
     let began = Instant::now();
     within(READING, move || {
         loop {
             match neap::job::json::read_regular(&path) {
-                Ok(graph) => return Ok(Need::of(graph, &device)),
+                Ok(graph) => return Ok(Need::of(graph, &device, limits)),
                 Err(error) if error.wants_room() && began.elapsed() < READING => {
                     thread::sleep(PAUSE);
                 }

@@ -22,7 +22,7 @@ use neap::plan::together::{self, Job, Jobs, Memo};
 use neap::plan::{Method, PlanError, Planned, Share};
 use neap::report::plain;
 use neap::units::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::output::note;
 
@@ -34,8 +34,27 @@ pub enum Need {
     Fixed(Bytes),
 }
 
+/// Limits on a script's swaps in the plan of all, in thousandths: the share of its tensors that may
+/// be swapped, and the part of all scripts' swaps that may be its own.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(from = "(u32, u32)")]
+pub struct Limits(Share, Share);
+
+impl From<(u32, u32)> for Limits {
+    fn from((share, part): (u32, u32)) -> Self {
+        Self(Share::of_thousandths(share), Share::of_thousandths(part))
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self(Share::ALL, Share::ALL)
+    }
+}
+
 /// An iteration, as a script that joins describes it.
 pub struct Iteration {
+    limits: Limits,
     graph: Graph,
     hash: String,
     latencies: Vec<Latency>,
@@ -45,10 +64,10 @@ pub struct Iteration {
 
 impl Need {
     /// The need of a script with this iteration.
-    pub fn of(graph: Graph, device: &Profile) -> Self {
+    pub fn of(graph: Graph, device: &Profile, limits: Limits) -> Self {
         let latencies = latency::latencies(&graph, device, None);
         let (hash, peak) = (sha256(&graph), Liveness::of(&graph).peak.0.max(1));
-        Self::Iteration(Arc::new(Iteration { graph, hash, latencies, peak }))
+        Self::Iteration(Arc::new(Iteration { limits, graph, hash, latencies, peak }))
     }
 }
 
@@ -117,13 +136,17 @@ impl Planning {
     /// # Errors
     /// Why there is none.
     pub fn make(&self) -> Result<Vec<u64>, String> {
-        let jobs = self.iterations.iter().map(|one| Job {
-            graph: &one.graph,
-            file: (String::new(), one.hash.clone()),
-            latencies: &one.latencies,
-            method: Method::Neap(Options { recompute: false, ..Options::default() }),
-            priority: 1000,
-            swap_limit: Share::ALL,
+        let method = Method::Neap(Options { recompute: false, ..Options::default() });
+        let jobs = self.iterations.iter().map(|one| {
+            let Limits(share, swap_limit) = one.limits;
+            Job {
+                graph: &one.graph,
+                file: (String::new(), one.hash.clone()),
+                latencies: &one.latencies,
+                method: method.limited(share).unwrap_or_else(|| method.clone()),
+                priority: share.priority(),
+                swap_limit,
+            }
         });
         let asked = Jobs {
             jobs: jobs.collect(),
@@ -371,7 +394,7 @@ mod tests {
     }
 
     fn come(all: &mut Shares, id: u64) -> Vec<(u64, u64)> {
-        let need = Need::of(graph(), &all.device.clone());
+        let need = Need::of(graph(), &all.device.clone(), Limits::default());
         let next = all.join(id, &format!("script {id}"), need).unwrap();
         settle(all, next)
     }
@@ -396,6 +419,19 @@ mod tests {
 
     fn bytes(offers: Offers) -> Vec<(u64, u64)> {
         offers.into_iter().map(|(id, offer)| (id, offer.share_bytes.0)).collect()
+    }
+
+    #[test]
+    fn a_script_that_may_swap_less_gets_more() {
+        let budget = 672 << 20;
+        let mut all = shares(budget);
+        come(&mut all, 1);
+        all.took(1, Bytes(budget));
+        let need = Need::of(graph(), &all.device.clone(), Limits::from((100, 1000)));
+        let next = all.join(2, "second", need).unwrap();
+        let offers = settle(&mut all, next);
+        let [(1, first)] = offers[..] else { panic!("{offers:?}") };
+        assert!(first < budget * 45 / 100, "{first} of {budget}");
     }
 
     #[test]
@@ -449,7 +485,8 @@ mod tests {
         }
         assert_eq!(fixed(&mut all, 2, 400).unwrap(), [(2, 400)]);
         // Where nothing is left the others learn why.
-        let next = all.join(3, "late", Need::of(graph(), &all.device.clone())).unwrap();
+        let next =
+            all.join(3, "late", Need::of(graph(), &all.device.clone(), Limits::default())).unwrap();
         assert!(next.plan.is_none(), "one script needs no plan of all");
         assert_eq!(next.offers, [], "nothing is free before a script goes");
         assert!(all.why.contains("take the whole budget"), "{}", all.why);
@@ -469,12 +506,12 @@ mod tests {
     fn a_plan_of_all_that_comes_too_late_changes_nothing() {
         let mut all = shares(800 << 20);
         come(&mut all, 1);
-        let need = Need::of(graph(), &all.device.clone());
+        let need = Need::of(graph(), &all.device.clone(), Limits::default());
         let planning = all.join(2, "second", need).unwrap().plan.expect("two are planned together");
         assert_eq!(gone(&mut all, 2), []);
         assert_eq!(all.planned(planning.change, planning.make()), []);
         // Where it takes too long, the unplanned peaks decide.
-        let need = Need::of(graph(), &all.device.clone());
+        let need = Need::of(graph(), &all.device.clone(), Limits::default());
         let planning = all.join(3, "third", need).unwrap().plan.expect("two are planned together");
         let offers = bytes(all.planned(planning.change, Err("it takes too long".to_owned())));
         assert_eq!(offers, [(1, 400 << 20)]);
@@ -485,7 +522,7 @@ mod tests {
         let mut all = shares(1000 << 20);
         come(&mut all, 1);
         all.took(1, Bytes(1000 << 20));
-        let need = Need::of(graph(), &all.device.clone());
+        let need = Need::of(graph(), &all.device.clone(), Limits::default());
         let slow = all.join(2, "second", need).unwrap().plan.expect("two are planned together");
         let next = all.join(3, "planned", Need::Fixed(Bytes(300 << 20))).unwrap();
         assert!(bytes(next.offers).contains(&(3, 300 << 20)));
@@ -499,7 +536,7 @@ mod tests {
         let mut all = shares(1000 << 20);
         come(&mut all, 1);
         all.took(1, Bytes(1000 << 20));
-        let need = || Need::of(graph(), &shares(1).device);
+        let need = || Need::of(graph(), &shares(1).device, Limits::default());
         let waiting = all.join(2, "second", need()).unwrap();
         assert_eq!(waiting.offers, []);
         // No plan of all ends before the next change.
