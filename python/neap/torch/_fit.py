@@ -450,6 +450,7 @@ class Fit:
             self._planning_ended = False
         self._optimizers.clear()
         self.search.planner = None
+        self.feedback.forget()
         self.watching.forget()
         gc.collect()  # What was recorded refers to the optimizers, in cycles.
 
