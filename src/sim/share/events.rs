@@ -225,9 +225,15 @@ pub fn read(path: &Path) -> Result<Log, RowsError> {
     let mut began = None;
     let mut scripts: BTreeMap<u64, Script> = BTreeMap::new();
     let mut last = Nanos::ZERO;
-    for (at, line) in BufReader::new(file.take(LARGEST)).lines().enumerate() {
-        let wrong = |problem: String| RowsError::at(path, at as u64 + 1, problem);
-        let line = line.map_err(|error| wrong(error.to_string()))?;
+    let mut lines = BufReader::new(file.take(LARGEST));
+    for at in 1.. {
+        let wrong = |problem: String| RowsError::at(path, at, problem);
+        let mut line = String::new();
+        lines.read_line(&mut line).map_err(|error| wrong(error.to_string()))?;
+        // A server that was killed may have left a part of a line.
+        if !line.ends_with('\n') {
+            break;
+        }
         let Event { at_ns: now, what } = serde_json::from_str(&line).map_err(|error| {
             wrong(format!("is no event of a log: {error}; `neap torch --serve --log` writes one"))
         })?;
@@ -241,6 +247,9 @@ pub fn read(path: &Path) -> Result<Log, RowsError> {
                     return Err(wrong(format!(
                         "a log of version {VERSION} begins once; record it anew with this neap"
                     )));
+                }
+                if budget_bytes == Bytes::ZERO {
+                    return Err(wrong("its budget is 0 bytes; record it anew".into()));
                 }
                 began = Some((budget_bytes, policy));
             }
@@ -381,6 +390,19 @@ mod tests {
         let figures = log.outcome.figures(&log.trace.jobs);
         assert_eq!((figures.makespan, figures.queuing), (50, 6));
         assert_eq!(log.outcome.switches, 1);
+    }
+
+    #[test]
+    fn a_torn_last_line_is_left_out() {
+        let came = What::Came { script: 1, name: "a".to_owned() };
+        let whole = log(&[
+            (0, What::began(Bytes(9), "fifo")),
+            (1, came),
+            (2, What::Token { script: 1 }),
+            (7, What::Left { script: 1 }),
+        ]);
+        let torn = read_lines(&format!("{whole}{{\"at_ns\":8,\"ev")).unwrap();
+        assert_eq!(torn.outcome.jobs, read_lines(&whole).unwrap().outcome.jobs);
     }
 
     #[test]

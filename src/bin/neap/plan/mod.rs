@@ -68,6 +68,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         [_] if flags.overlap => {
             bail!("--overlap: one job has no other to share bytes with; leave it out or add jobs")
         }
+        [_] if flags.switches.max_swap_part.is_some() => {
+            bail!("--max-swap-part: one job makes all swaps; leave it out or add jobs")
+        }
+        _ if flags.overlap && flags.switches.max_swap_part.is_some() => {
+            bail!("--max-swap-part: jobs that share bytes are not held to it; leave --overlap out")
+        }
         [job] => job.alone().and_then(|()| one::main(flags, job, as_json)),
         _ => together::main(flags, as_json),
     }

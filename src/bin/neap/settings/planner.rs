@@ -59,7 +59,7 @@ pub struct Switches {
     /// tensile, several jobs: The largest part of all tensors swapped that may be one job's, in
     /// percent (the paper's max swapping rate); 100 by default.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
-    max_swap_part: Option<u32>,
+    pub max_swap_part: Option<u32>,
     /// neap, tensile: Keep tensors below this size on the device while anything else helps; 64KiB
     /// by default.
     #[arg(long, value_name = "BYTES")]
