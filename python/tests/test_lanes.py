@@ -20,6 +20,7 @@ import pytest
 from neap.torch import _in_lane
 from neap.torch._connection import ShareError
 from neap.torch._token import BACK, Go, Token, read
+from waits import until
 
 SCRIPT = """
 import os, sys, time, torch
@@ -112,14 +113,6 @@ class Site:
         self.server.wait(60)
 
 
-def until(found: Any, seconds: float = 200) -> None:
-    """Waits until something is so."""
-    ends = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def site(neap: str, tmp_path: Path) -> Iterator[Site]:
     """A server whose scripts run in turn, ended after the test."""
@@ -190,7 +183,9 @@ def test_scripts_killed_at_any_time_leave_the_others_right(site: Site) -> None:
 
 def test_a_script_that_hangs_loses_its_lane(neap: str, tmp_path: Path) -> None:
     site = Site(neap, tmp_path, "fair", "--token-limit", "2")
-    hangs, other = site.start("1", "30", "hang"), site.start("2", "30")
+    hangs = site.start("1", "30", "hang")
+    until(lambda: site.runs(1, 8))
+    other = site.start("2", "30")
     assert result(other)[0] == site.alone("2", "30")
     assert "has held the token for" in site.said()
     os.killpg(hangs.pid, signal.SIGKILL)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from neap.torch._connection import ShareError
 from neap.torch._share import Offer, Share
+from waits import until
 
 SCRIPT = """
 import os, sys, torch
@@ -92,14 +93,6 @@ class Site:
         """Ends the server."""
         self.server.send_signal(signal.SIGTERM)
         self.server.wait(60)
-
-
-def until(found: Any, seconds: float = 200) -> None:
-    """Waits until something is so."""
-    ends = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -7,13 +7,18 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 LONGEST = 1 << 16
 """The longest line that is read."""
 
 _CREDENTIALS = struct.Struct("iII")
 """The process, user and group at a socket's other end, as the kernel gives them."""
+
+
+_Said = TypeVar("_Said")
 
 
 class ShareError(RuntimeError):
@@ -31,6 +36,8 @@ class Connection:
         self.path = path
         self.gone = False
         """Whether nothing serves the socket any more, or what does is no server of neap's."""
+        self.refused = ""
+        """Why the server refuses the script, if it does."""
         self._read = b""
         self._process = 0
         self._socket: socket.socket | None = None
@@ -71,6 +78,22 @@ class Connection:
         if self._socket is not None and os.getpid() == self._process:
             self._socket.detach()
             self._socket = None
+
+    def said(self, read: Callable[[bytes], _Said]) -> _Said | None:
+        """The next that was received, as ``read`` understands it. What it does not understand is
+        taken as if the server had gone: a script must not fail by what serves it.
+        """
+        line = self.line()
+        if line is None:
+            return None
+        try:
+            return read(line)
+        except ShareError as error:
+            self.refused = str(error)
+        except ValueError:
+            pass
+        self.gone = True
+        return None
 
     def line(self) -> bytes | None:
         """The next line that has been received."""

@@ -64,7 +64,7 @@ def grown(recorder: Recorder, known: Iteration, larger: Larger) -> Iteration | N
         known: what :func:`neap.torch._widest.widest` gave for it, or this function.
         larger: what was seen.
     """
-    from neap.torch._graph import alike_with, iteration
+    from neap.torch._graph import alike_with
 
     which = known.which
     packs = [one for one in recorder.packs if one.iteration == which]
@@ -89,7 +89,16 @@ def grown(recorder: Recorder, known: Iteration, larger: Larger) -> Iteration | N
         if column not in size:
             size[column] = predicted(column, now)
         storage.bytes = max(storage.bytes, size[column]) if comes else size[column]
-    wide = iteration(recorder, known.name, which, True)
+    return as_large(recorder, known)
+
+
+def as_large(recorder: Recorder, known: Iteration) -> Iteration:
+    """A known iteration again, after its tensors in the recording became larger. What else its
+    operators need and what lies below it stay as they were.
+    """
+    from neap.torch._graph import iteration
+
+    wide = iteration(recorder, known.name, known.which, True)
     for node, before in zip(wide.nodes, known.nodes):
         node.workspace = before.workspace
     wide.base = known.base

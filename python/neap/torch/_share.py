@@ -76,8 +76,6 @@ class Share(Connection):
         super().__init__(path)
         self._noticed = False
         """Whether it was asked after the server had gone."""
-        self.refused = ""
-        """Why the server gives no share, if it said so."""
 
     def join_with_graph(self, name: str, graph: str) -> Offer:
         """Joins with an iteration, and waits for a share: scripts that have to give bytes up do so
@@ -113,7 +111,7 @@ class Share(Connection):
         for _ in range(_MOST):
             if not self.connected or self.gone:
                 break
-            offer = self._offer()
+            offer = self.said(Offer.read)
             if offer is not None:
                 found = offer
             elif not self.receive(wait=False):
@@ -127,26 +125,10 @@ class Share(Connection):
 
     def _wait(self) -> Offer:
         while not self.gone:
-            offer = self._offer()
+            offer = self.said(Offer.read)
             if offer is not None:
                 return offer
             if not self.connected:
                 raise ShareError("it has given its share back")
             self.receive(wait=True)
         raise ShareError(self.refused or f"nothing serves {self.path} any more")
-
-    def _offer(self) -> Offer | None:
-        """The next offer. What is none is taken as if the server had gone: a script must not fail
-        by what serves it.
-        """
-        line = self.line()
-        if line is None:
-            return None
-        try:
-            return Offer.read(line)
-        except ShareError as error:
-            self.refused = str(error)
-        except ValueError:
-            pass
-        self.gone = True
-        return None

@@ -66,8 +66,6 @@ class Token(Connection):
 
     def __init__(self, path: str, give_back: Callable[[], int]) -> None:
         super().__init__(path)
-        self.refused = ""
-        """Why the server refused the script, if it did."""
         self.kept = False
         """Whether the token is the script's until it is asked back."""
         self.gave_back = 0
@@ -98,17 +96,17 @@ class Token(Connection):
         """Whether the script shall wait at the end of this iteration."""
         while self.receive(wait=False) and not self.gone:
             pass
-        said = self._said()
+        said = self.said(read)
         while said is not None:
             if said == BACK:
                 return True
-            said = self._said()
+            said = self.said(read)
         return False
 
     def wait(self) -> Go | None:
         """Waits for the token; none if there is no server any more."""
         while self.connected:
-            said = self._said()
+            said = self.said(read)
             if isinstance(said, Go):
                 self.kept = said.kept
                 return said
@@ -119,20 +117,4 @@ class Token(Connection):
                 if self.gone:
                     return None
                 self.receive(wait=True)
-        return None
-
-    def _said(self) -> Go | str | None:
-        """The next that was received. What is nothing that a server says is taken as if it had
-        gone: a script must not fail by what serves it.
-        """
-        line = self.line()
-        if line is None:
-            return None
-        try:
-            return read(line)
-        except ShareError as error:
-            self.refused = str(error)
-        except ValueError:
-            pass
-        self.gone = True
         return None

@@ -17,7 +17,7 @@ from neap.torch._graph import (
     matched,
     operators,
 )
-from neap.torch._grown import TOO_LARGE
+from neap.torch._grown import TOO_LARGE, as_large
 from neap.torch._recorder import Recorder
 from neap.torch._storage import Storage
 from neap.torch._wanted import bytes_of
@@ -56,12 +56,7 @@ def widest(recorder: Recorder, name: str, former: Former | None = None) -> Itera
         one.bytes, one.shape = like.bytes, like.shape
     for other, number in others:
         _widen(recorder, which, other, number)
-    wide = iteration(recorder, name, which, True)
-    for node, alone in zip(wide.nodes, found.nodes):
-        node.workspace = alone.workspace
-    wide.base = found.base
-    wide.peak = max(found.peak, *wide.resident())
-    return wide
+    return as_large(recorder, found)
 
 
 def _look(

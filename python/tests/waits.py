@@ -1,0 +1,14 @@
+"""Waiting for what other processes do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+def until(found: Any, seconds: float = 200) -> None:
+    """Waits until something is so."""
+    ends = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
