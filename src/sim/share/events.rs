@@ -1,9 +1,6 @@
-//! What happened to scripts that really shared a device: the log that a server writes, and the
-//! trace of jobs that it is.
+//! What happened to scripts that share a device: the log that a server writes.
 //!
-//! The log is one JSON object a line. Times are nanoseconds since the server began. A script's work
-//! is the time for which it held the token of its lane; how long it waited in between is left out,
-//! so the simulator may order the same work by another policy.
+//! The log is one JSON object a line. Times are nanoseconds since the server began.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -11,11 +8,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::jobs::{Job, Trace};
-use super::memory::Need;
-use super::result::{Doing, JobResult, Outcome, Stretch, Verdict};
+use super::courses::Course;
 use super::rows::RowsError;
-use crate::units::{Bytes, Nanos, id32};
+use crate::units::{Bytes, Nanos};
 
 /// The version of the log.
 const VERSION: u32 = 1;
@@ -25,8 +20,6 @@ const LARGEST: u64 = 1 << 30;
 const MOST: usize = 100_000;
 /// The latest time in a log: a year.
 const LATEST: Nanos = Nanos(31_536_000_000_000_000);
-/// Scripts beside each other were measured so: the simulator slows none of them again.
-const SLOWS_NONE: u32 = 1;
 
 /// Something that happened, at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +50,9 @@ pub enum What {
         script: u64,
         /// Its name.
         name: String,
+        /// The time of all its iterations, if it said that.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        work_ns: Option<Nanos>,
     },
     /// What a script needs became known, or grew.
     Needs {
@@ -141,72 +137,8 @@ pub struct Log {
     pub budget: Bytes,
     /// The policy by which the server passed tokens on.
     pub policy: String,
-    /// The scripts that ran, as jobs.
-    pub trace: Trace,
-    /// What happened to them.
-    pub outcome: Outcome,
-}
-
-/// One script, as far as it was read.
-#[derive(Default)]
-struct Script {
-    name: String,
-    came: Nanos,
-    need: Need,
-    admitted: Option<Nanos>,
-    start: Option<Nanos>,
-    holds: Option<Nanos>,
-    work: Nanos,
-    iterations: Vec<Nanos>,
-    switches: u32,
-    end: Option<Nanos>,
-    since: Nanos,
-    stretches: Vec<(Doing, Nanos, Nanos)>,
-}
-
-impl Script {
-    fn does(&mut self, doing: Doing, now: Nanos) {
-        if self.since < now {
-            self.stretches.push((doing, self.since, now));
-        }
-        self.since = now;
-    }
-
-    fn waits(&self) -> Doing {
-        if self.start.is_some() { Doing::Rests } else { Doing::Waits }
-    }
-
-    fn token(&mut self, now: Nanos) {
-        if self.holds.is_none() {
-            self.does(self.waits(), now);
-            self.start.get_or_insert(now);
-            self.holds = Some(now);
-        }
-    }
-
-    fn passes(&mut self, now: Nanos) {
-        if let Some(since) = self.holds.take() {
-            self.work += now.saturating_sub(since);
-            self.does(Doing::Runs, now);
-            self.switches += 1;
-        }
-    }
-
-    fn left(&mut self, now: Nanos) {
-        if self.end.is_none() {
-            self.passes(now);
-            self.does(self.waits(), now);
-            self.end = Some(now);
-        }
-    }
-
-    /// The time of one of its iterations: the median, or all of its work where none ended.
-    fn iteration(&self) -> Nanos {
-        let mut all = self.iterations.clone();
-        all.sort_unstable();
-        let median = all.get(all.len() / 2).copied().unwrap_or(self.work);
-        median.min(self.work).max(Nanos(1))
-    }
+    /// What the scripts that ran did, by their numbers.
+    pub courses: BTreeMap<u64, Course>,
 }
 
 /// Whether a file is named as a log is.
@@ -223,7 +155,7 @@ pub fn read(path: &Path) -> Result<Log, RowsError> {
     let file = crate::files::open_regular(path)
         .map_err(|error| RowsError::at(path, 0, error.to_string()))?;
     let mut began = None;
-    let mut scripts: BTreeMap<u64, Script> = BTreeMap::new();
+    let mut courses: BTreeMap<u64, Course> = BTreeMap::new();
     let mut last = Nanos::ZERO;
     let mut lines = BufReader::new(file.take(LARGEST));
     for at in 1.. {
@@ -254,14 +186,10 @@ pub fn read(path: &Path) -> Result<Log, RowsError> {
                 began = Some((budget_bytes, policy));
             }
             _ if began.is_none() => return Err(wrong("comes before the log begins".into())),
-            What::Came { script, name } => {
-                if scripts.len() == MOST || scripts.contains_key(&script) {
-                    return Err(wrong(format!("script {script} comes twice, or is one too many")));
-                }
-                let new = Script { name, came: now, since: now, ..Script::default() };
-                scripts.insert(script, new);
+            What::Came { script, .. } if courses.len() == MOST || courses.contains_key(&script) => {
+                return Err(wrong(format!("script {script} comes twice, or is one too many")));
             }
-            what => apply(what, now, &mut scripts).map_err(wrong)?,
+            what => Course::follow(&mut courses, &what, now).map_err(wrong)?,
         }
     }
     let Some((budget, policy)) = began else {
@@ -272,72 +200,17 @@ pub fn read(path: &Path) -> Result<Log, RowsError> {
         ));
     };
     // What is there at the log's end has run until then.
-    scripts.values_mut().for_each(|script| script.left(last));
-    let ran: Vec<Script> = scripts.into_values().filter(|s| s.work > Nanos::ZERO).collect();
-    if ran.is_empty() {
+    courses.values_mut().for_each(|course| course.leave(last));
+    courses.retain(|_, course| course.has_run());
+    if courses.is_empty() {
         return Err(RowsError::at(path, 1, "no script of it ever ran; there is nothing to replay"));
     }
-    Ok(Log { budget, policy, outcome: outcome(&ran), trace: trace(&ran) })
-}
-
-fn apply(what: What, now: Nanos, scripts: &mut BTreeMap<u64, Script>) -> Result<(), String> {
-    let Some(number) = what.script() else { return Ok(()) };
-    let known = scripts.get_mut(&number).filter(|script| script.end.is_none());
-    let script =
-        known.ok_or_else(|| format!("script {number} is not there; is a line missing?"))?;
-    match what {
-        What::Began { .. } | What::Came { .. } | What::GaveBack { .. } => {}
-        What::Needs { persistent_bytes, ephemeral_bytes, .. } => {
-            script.need = (persistent_bytes, ephemeral_bytes);
-        }
-        What::Admitted { .. } => _ = script.admitted.get_or_insert(now),
-        What::Token { .. } => script.token(now),
-        What::Iteration { took_ns, .. } => script.iterations.push(took_ns),
-        What::Passed { .. } => script.passes(now),
-        What::Left { .. } => script.left(now),
-    }
-    Ok(())
-}
-
-fn trace(scripts: &[Script]) -> Trace {
-    let job = |script: &Script| Job {
-        name: script.name.as_str().into(),
-        submit: script.came,
-        work: script.work,
-        iteration: script.iteration(),
-        need: script.need,
-        utilisation: SLOWS_NONE,
-        priority: 0,
-        kill: None,
-        rate: None,
-        growth: None,
-    };
-    Trace { jobs: scripts.iter().map(job).collect(), sorted: true }
-}
-
-fn outcome(scripts: &[Script]) -> Outcome {
-    let result = |script: &Script| JobResult {
-        admitted: script.admitted.or(script.start),
-        start: script.start,
-        end: script.end.unwrap_or_default(),
-        verdict: Verdict::Done,
-        served: script.work,
-        // The last token goes with the script.
-        switches: script.switches.saturating_sub(1),
-        dilation: 1000,
-    };
-    let jobs: Vec<JobResult> = scripts.iter().map(result).collect();
-    let switches = jobs.iter().map(|job| u64::from(job.switches)).sum();
-    let mut stretches = Vec::new();
-    for (job, script) in scripts.iter().enumerate() {
-        let stretch = |&(doing, from, to): &_| Stretch { job: id32(job), doing, from, to };
-        stretches.extend(script.stretches.iter().map(stretch));
-    }
-    Outcome { jobs, switches, stretches, ..Outcome::default() }
+    Ok(Log { budget, policy, courses })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::courses::{outcome, trace};
     use super::*;
 
     fn read_lines(lines: &str) -> Result<Log, String> {
@@ -364,7 +237,7 @@ mod tests {
         };
         let iteration =
             |script, took| What::Iteration { script, took_ns: Nanos(took), holds_bytes: Bytes(1) };
-        let came = |script, name: &str| What::Came { script, name: name.to_owned() };
+        let came = |script, name: &str| What::Came { script, name: name.to_owned(), work_ns: None };
         let token = |script| What::Token { script };
         let text = log(&[
             (0, What::began(Bytes(100), "srtf")),
@@ -383,18 +256,20 @@ mod tests {
         ]);
         let log = read_lines(&text).unwrap();
         assert_eq!((log.budget, log.policy.as_str()), (Bytes(100), "srtf"));
-        let [a, b] = &log.trace.jobs[..] else { panic!("two scripts") };
+        let trace = trace(&log.courses);
+        let [a, b] = &trace.jobs[..] else { panic!("two scripts") };
         assert_eq!((a.submit, a.work, a.iteration), (Nanos(10), Nanos(37), Nanos(20)));
         assert_eq!(a.need, (Bytes(5), Bytes(50)));
         assert_eq!((b.submit, b.work), (Nanos(20), Nanos(10)));
-        let figures = log.outcome.figures(&log.trace.jobs);
+        let outcome = outcome(&log.courses);
+        let figures = outcome.figures(&trace.jobs);
         assert_eq!((figures.makespan, figures.queuing), (50, 6));
-        assert_eq!(log.outcome.switches, 1);
+        assert_eq!(outcome.switches, 1);
     }
 
     #[test]
     fn a_torn_last_line_is_left_out() {
-        let came = What::Came { script: 1, name: "a".to_owned() };
+        let came = What::Came { script: 1, name: "a".to_owned(), work_ns: None };
         let whole = log(&[
             (0, What::began(Bytes(9), "fifo")),
             (1, came),
@@ -402,7 +277,7 @@ mod tests {
             (7, What::Left { script: 1 }),
         ]);
         let torn = read_lines(&format!("{whole}{{\"at_ns\":8,\"ev")).unwrap();
-        assert_eq!(torn.outcome.jobs, read_lines(&whole).unwrap().outcome.jobs);
+        assert_eq!(outcome(&torn.courses), outcome(&read_lines(&whole).unwrap().courses));
     }
 
     #[test]

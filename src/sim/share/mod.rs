@@ -6,6 +6,7 @@
 
 pub mod check;
 pub mod contention;
+pub mod courses;
 pub mod engine;
 pub mod events;
 pub mod jobs;
@@ -15,10 +16,12 @@ pub mod layout;
 pub mod mechanism;
 pub mod memory;
 pub mod policy;
+pub mod replay;
 pub mod result;
 pub mod rows;
 pub mod scheduler;
 pub mod spots;
+pub mod tokens;
 pub mod weigh;
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use neap::device::profile::{self, Profile};
 use neap::report::table::Table;
+use neap::sim::share::courses;
 use neap::sim::share::engine::{self, Keep};
 use neap::sim::share::events::{self, Log};
 use neap::sim::share::jobs::{self, Job};
@@ -16,6 +17,7 @@ use neap::sim::share::latency::{Latency, latencies};
 use neap::sim::share::mechanism::{self, Mechanism, Settings};
 use neap::sim::share::memory;
 use neap::sim::share::policy::{self, Policy};
+use neap::sim::share::replay;
 use neap::sim::share::result::{Figures, JobResult, Outcome, Verdict};
 use neap::units::{Bytes, Nanos, saturated};
 use serde_json::{Value, json};
@@ -38,10 +40,11 @@ const MODES: [(&str, Mode); 3] =
 /// actual_persistent_bytes and actual_ephemeral_bytes (the job's need from the end of iteration
 /// grows_after on). Jobs slow each other down by a calibrated contention model.
 ///
-/// JOBS.jsonl is what `neap torch --serve --log` wrote: the scripts are the jobs, each with the
-/// work, memory and time of coming that were logged, on a device of the server's budget. Their
-/// memory stays, and none slows another one, since their times were measured side by side. What
-/// really happened is a row besides, `logged`.
+/// LOG.jsonl is what `neap torch --serve --log` wrote. The scripts are the jobs, each with the
+/// iterations, memory and time of coming that were logged, on a device of the server's budget.
+/// Under the mechanism `lanes` the server's own decisions are replayed for each policy; under
+/// another one memory stays, and no script slows another one, since times were measured side by
+/// side. What really happened is a row besides, `logged`.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The trace of jobs, or the log of a server.
@@ -155,6 +158,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let outputs = Outputs::new(&inputs, &outputs)?;
     let device = profile::load(&flags.device)?;
     let log = events::is_log(&flags.jobs).then(|| events::read(&flags.jobs)).transpose()?;
+    let lanes = flags.mechanism.iter().any(|(_, mechanism)| *mechanism == Mechanism::Lanes);
+    if log.is_some() && lanes && (flags.check || flags.explain.is_some()) {
+        bail!(
+            "--check and --explain do not follow a log in lanes; name another mechanism, or a \
+             table of jobs"
+        );
+    }
     let whole = log.as_ref().map_or(device.memory_bytes, |log| log.budget);
     let capacity = flags.memory_bytes.unwrap_or(whole);
     if capacity == Bytes::ZERO || capacity.0 > 1 << 50 {
@@ -164,7 +174,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let memory = flags.memory.as_deref().map(memory::read).transpose()?.unwrap_or_default();
     let trace = match &log {
-        Some(log) => log.trace.clone(),
+        Some(log) => courses::trace(&log.courses),
         None => jobs::read(&flags.jobs, &memory, flags.margin)?,
     };
     let file = flags.jobs.display();
@@ -188,8 +198,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         })
     };
     let explained = flags.explain.as_ref().map(place).transpose()?;
-    let mut runs = simulate(flags, jobs, &device, (capacity, log.is_some()), explained);
-    runs.extend(log.filter(|_| one.iter().all(|flag| flag.1.is_none())).map(logged));
+    let mut runs = simulate(flags, jobs, &device, (capacity, log.as_ref()), explained);
+    runs.extend(
+        log.filter(|_| one.iter().all(|flag| flag.1.is_none())).map(|log| logged(&log, jobs)),
+    );
     let never = |run: &Run| {
         let never = |j: &JobResult| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew);
         run.outcome.jobs.iter().any(never) || run.outcome.harm.is_some()
@@ -222,7 +234,7 @@ fn simulate(
     flags: &Flags,
     jobs: &[Job],
     device: &Profile,
-    (capacity, stays): (Bytes, bool),
+    (capacity, log): (Bytes, Option<&Log>),
     explained: Option<usize>,
 ) -> Vec<Run> {
     let keep = Keep {
@@ -247,10 +259,16 @@ fn simulate(
             overcommit: flags.overcommit,
             turn: flags.turn,
             patience: flags.patience,
-            stays,
+            stays: log.is_some(),
         };
         for policy in &flags.policies {
-            let outcome = engine::simulate(jobs, policy, &settings, keep);
+            let outcome = match log {
+                Some(log) if mechanism == Mechanism::Lanes => {
+                    let events = replay::events(&log.courses, policy, capacity);
+                    replay::outcome(&log.courses, &events, keep.moments)
+                }
+                _ => engine::simulate(jobs, policy, &settings, keep),
+            };
             runs.push(Run {
                 name: match flags.mechanism.len() {
                     1 => policy.name.to_owned(),
@@ -270,15 +288,15 @@ fn simulate(
 }
 
 /// What really happened, as a run.
-fn logged(log: Log) -> Run {
-    let Log { budget, policy, trace, outcome } = log;
-    let policy = policy::find(&policy).map_or("unknown", |policy| policy.name);
+fn logged(log: &Log, jobs: &[Job]) -> Run {
+    let policy = policy::find(&log.policy).map_or("unknown", |policy| policy.name);
+    let outcome = courses::outcome(&log.courses);
     Run {
         name: format!("logged, {policy}"),
         policy,
         mechanism: "logged",
-        settings: Settings { capacity: budget, ..Settings::default() },
-        figures: outcome.figures(&trace.jobs),
+        settings: Settings { capacity: log.budget, ..Settings::default() },
+        figures: outcome.figures(jobs),
         latencies: Vec::new(),
         devices: None,
         outcome,

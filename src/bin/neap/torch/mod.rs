@@ -5,7 +5,6 @@ mod card;
 #[cfg(target_os = "linux")]
 mod history;
 #[cfg(target_os = "linux")]
-mod lanes;
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! The server's side of lanes: passes what scripts say to [`Lanes`], tells them what follows, and
+//! The server's side of lanes: passes what scripts say to [`Tokens`], tells them what follows, and
 //! writes what happened.
 
 use std::collections::BTreeMap;
@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use neap::report::plain;
 use neap::sim::share::events::Event as Happened;
 use neap::sim::share::policy::Policy;
+use neap::sim::share::tokens::{Next, Tokens};
 use neap::units::{Bytes, Nanos};
 
-use super::lanes::{Lanes, Next};
 use super::serve::{Event, Record, Refusal, send};
 use crate::output::note;
 
@@ -39,7 +40,7 @@ pub type Story = Arc<Mutex<Vec<Happened>>>;
 
 /// Takes turns among the scripts of a socket.
 pub struct Passing {
-    lanes: Lanes,
+    tokens: Tokens,
     streams: BTreeMap<u64, Arc<UnixStream>>,
     record: Arc<Record>,
     story: Story,
@@ -64,8 +65,8 @@ impl Passing {
             anyhow::Ok(Log { file: BufWriter::new(file), path: path.to_owned() })
         };
         let log = asked.log.as_deref().map(open).transpose()?;
-        let lanes = Lanes::new(budget, asked.policy, asked.limit);
-        Ok(Self { lanes, streams: BTreeMap::new(), record, story: Story::default(), log })
+        let tokens = Tokens::new(budget, asked.policy, asked.limit);
+        Ok(Self { tokens, streams: BTreeMap::new(), record, story: Story::default(), log })
     }
 
     /// What happens from now on, too.
@@ -78,13 +79,13 @@ impl Passing {
         loop {
             match events.recv_timeout(LOOK) {
                 Ok(event) => self.react(event),
-                Err(RecvTimeoutError::Timeout) => self.lanes.passed(self.record.now()),
+                Err(RecvTimeoutError::Timeout) => self.tokens.passed(self.record.now()),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             self.follow();
-            let holding = self.lanes.holding();
+            let holding = self.tokens.holding();
             self.record.with(|history, now| history.note(now, holding));
-            scripts.store(self.lanes.count(), Ordering::SeqCst);
+            scripts.store(self.tokens.count(), Ordering::SeqCst);
         }
     }
 
@@ -93,19 +94,19 @@ impl Passing {
         match event {
             Event::Came(id, stream) => drop(self.streams.insert(id, stream)),
             Event::Lane(id, name, asked) => {
-                if let Err(why) = self.lanes.came(id, &name, asked, now) {
+                if let Err(why) = self.tokens.came(id, &plain(&name), asked, now) {
                     self.refuse(id, why);
                 }
             }
             Event::Measured(id, found) => {
-                let result = self.lanes.measured(id, found, now);
+                let result = self.tokens.measured(id, found, now);
                 self.unless(id, result);
             }
             Event::Ended(id, ended) => {
-                let result = self.lanes.ended(id, ended, now);
+                let result = self.tokens.ended(id, ended, now);
                 self.unless(id, result);
             }
-            Event::GaveBack(id, holds) => self.lanes.gave_back(id, holds, now),
+            Event::GaveBack(id, holds) => self.tokens.gave_back(id, holds, now),
             Event::Left(id) => self.gone(id),
             Event::Joins(id, ..) => {
                 self.refuse(id, "this server has lanes; join with the same neap".to_owned());
@@ -132,13 +133,13 @@ impl Passing {
         if let Some(stream) = self.streams.remove(&id) {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
-        self.lanes.left(id, self.record.now());
+        self.tokens.left(id, self.record.now());
     }
 
     /// Does what follows, and what follows from that.
     fn follow(&mut self) {
         loop {
-            let Next { say, log, notes } = self.lanes.take();
+            let Next { say, log, notes } = self.tokens.take();
             self.write(&log);
             notes.iter().for_each(|line| note(line));
             if say.is_empty() {

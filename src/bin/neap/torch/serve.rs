@@ -5,7 +5,7 @@
 //! each time when it keeps to an offer. It is sent [`Offer`]s, one a line, or `{"refused": WHY}`
 //! before its connection ends. A script has gone when its connection ends, however that came about.
 //!
-//! Where the server has lanes in place of shares ([`super::lanes`]) a script says `{"join": NAME,
+//! Where the server has lanes in place of shares ([`tokens`]) a script says `{"join": NAME,
 //! "lane": {…}}`, then what its iterations do, and the server says when it has the token.
 //! `{"asks": "mode"}` is answered with which of the two it is.
 //!
@@ -28,11 +28,11 @@ use anyhow::{Context, bail};
 use neap::device::Profile;
 use neap::private;
 use neap::report::page::View;
+use neap::sim::share::tokens;
 use neap::units::{Bytes, Nanos, saturated};
 use serde::{Deserialize, Serialize};
 
 use super::history::History;
-use super::lanes;
 use super::passing::{Asked, Passing, Story};
 use super::shares::{Limits, Need, Next, Offers, Shares};
 use crate::output::note;
@@ -80,13 +80,13 @@ enum Said {
     },
     Lane {
         join: String,
-        lane: lanes::Asked,
+        lane: tokens::Asked,
     },
     Measured {
-        measured: lanes::Measured,
+        measured: tokens::Measured,
     },
     Ended {
-        ended: lanes::Ended,
+        ended: tokens::Ended,
     },
     GaveBack {
         gave_back_bytes: u64,
@@ -131,9 +131,9 @@ pub enum Event {
     Left(u64),
     /// A plan of all for the change of this number.
     Planned(u64, Result<Vec<u64>, String>),
-    Lane(u64, String, lanes::Asked),
-    Measured(u64, lanes::Measured),
-    Ended(u64, lanes::Ended),
+    Lane(u64, String, tokens::Asked),
+    Measured(u64, tokens::Measured),
+    Ended(u64, tokens::Ended),
     GaveBack(u64, Bytes),
 }
 

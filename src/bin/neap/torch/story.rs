@@ -50,7 +50,7 @@ impl<W: Write> Drawing<W> {
         let now = event.at_ns;
         match &event.what {
             What::Began { .. } => Ok(()),
-            What::Came { script, name } => {
+            What::Came { script, name, .. } => {
                 let (process, tracks) = self.writer.process(name, ["token", "iterations"])?;
                 let shown = Shown {
                     name: name.clone(),
@@ -143,7 +143,7 @@ mod tests {
         let event = |at, what| Event { at_ns: Nanos(at), what };
         let events = [
             event(0, What::began(Bytes(9), "fair")),
-            event(1000, What::Came { script: 1, name: "a".to_owned() }),
+            event(1000, What::Came { script: 1, name: "a".to_owned(), work_ns: None }),
             event(2000, What::Token { script: 1 }),
             event(3000, What::Admitted { script: 1, lane: 4 }),
             event(5000, What::Passed { script: 1, why: None }),

@@ -1,6 +1,7 @@
 //! What must hold of the engine for every input.
 
 mod lanes;
+mod tokens;
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;

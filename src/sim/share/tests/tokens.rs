@@ -1,12 +1,17 @@
+//! Scripts that take turns in lanes, as simulated ones have it.
+
 use std::collections::BTreeMap;
 
-use neap::sim::share::engine::{self, Keep};
-use neap::sim::share::jobs::Job;
-use neap::sim::share::mechanism::Settings;
-use neap::sim::share::policy::find;
-use neap::sim::share::scheduler::Coming;
-
-use super::*;
+use super::super::courses::Course;
+use super::super::engine::{self, Keep};
+use super::super::events::Event;
+use super::super::jobs::Job;
+use super::super::mechanism::Settings;
+use super::super::policy::find;
+use super::super::replay;
+use super::super::scheduler::{Coming, Needs, Order, Scheduler};
+use super::super::tokens::{Asked, Ended, FIRST, GIVING, LEAST, Measured, Say, Tokens};
+use crate::units::{Bytes, Nanos};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -37,7 +42,7 @@ struct Body {
 
 /// Scripts that obey, and the server.
 struct World {
-    lanes: Lanes,
+    tokens: Tokens,
     bodies: BTreeMap<u64, Body>,
     budget: u64,
     now: u64,
@@ -47,9 +52,9 @@ struct World {
 
 impl World {
     fn new(policy: &str, budget: u64) -> Self {
-        let lanes = Lanes::new(Bytes(budget), find(policy).unwrap(), None);
+        let tokens = Tokens::new(Bytes(budget), find(policy).unwrap(), None);
         let (bodies, log) = (BTreeMap::new(), Vec::new());
-        Self { lanes, bodies, budget, now: 0, log, gave_back: 0 }
+        Self { tokens, bodies, budget, now: 0, log, gave_back: 0 }
     }
 
     /// Runs these scripts to their ends.
@@ -89,7 +94,7 @@ impl World {
         self.bodies.insert(id, body);
         let work = script.iteration * u64::from(script.iterations);
         let asked = Asked { needs: script.says.then_some(script.needs), work_ns: Some(work) };
-        self.lanes.came(id, &format!("script {id}"), asked, Nanos(self.now)).unwrap();
+        self.tokens.came(id, &format!("script {id}"), asked, Nanos(self.now)).unwrap();
     }
 
     /// An iteration ends, and perhaps the script.
@@ -102,12 +107,12 @@ impl World {
         body.holds = kept + within;
         if body.left == 0 {
             (body.end, body.holds) = (Some(self.now), 0);
-            return self.lanes.left(id, now);
+            return self.tokens.left(id, now);
         }
         if !body.measured {
             (body.measured, body.holds) = (true, kept);
             let found = Measured { persistent_bytes: kept, ephemeral_bytes: within };
-            return self.lanes.measured(id, found, now).unwrap();
+            return self.tokens.measured(id, found, now).unwrap();
         }
         let waits = !body.kept || body.back;
         if !waits {
@@ -115,12 +120,12 @@ impl World {
         }
         let peak_bytes = kept + within;
         let ended = Ended { holds_bytes: body.holds, peak_bytes, waits };
-        self.lanes.ended(id, ended, now).unwrap();
+        self.tokens.ended(id, ended, now).unwrap();
     }
 
     fn obey(&mut self) {
         loop {
-            let next = self.lanes.take();
+            let next = self.tokens.take();
             self.log.extend(next.log);
             if next.say.is_empty() {
                 break;
@@ -149,7 +154,7 @@ impl World {
                 assert!(body.ends.is_none(), "it is asked within an iteration");
                 body.holds = body.script.needs.0;
                 self.gave_back += 1;
-                self.lanes.gave_back(id, Bytes(body.holds), Nanos(self.now));
+                self.tokens.gave_back(id, Bytes(body.holds), Nanos(self.now));
             }
         }
     }
@@ -285,6 +290,30 @@ fn scripts_that_are_measured_first_stay_within_the_budget() {
 }
 
 #[test]
+fn a_log_is_replayed_as_it_happened() {
+    for (policy, says) in
+        ["fifo", "srtf", "pack", "fair"].iter().flat_map(|p| [(p, false), (p, true)])
+    {
+        let (mut scripts, budget) = three(says);
+        // The second one comes while the first has the token: who goes on depends on the policy.
+        scripts[1].comes = 2 * scripts[0].iteration;
+        let mut world = World::new(policy, budget);
+        world.run(&scripts);
+        let mut courses: BTreeMap<u64, Course> = BTreeMap::new();
+        for Event { at_ns, what } in &world.log {
+            Course::follow(&mut courses, what, *at_ns).unwrap();
+        }
+        let again = replay::events(&courses, find(policy).unwrap(), Bytes(budget));
+        assert_eq!(again, world.log, "{policy}");
+        let outcome = replay::outcome(&courses, &again, true);
+        let ends: Vec<u64> = outcome.jobs.iter().map(|job| job.end.0).collect();
+        assert_eq!(ends, world.bodies.values().map(|b| b.end.unwrap()).collect::<Vec<_>>());
+        let most = outcome.moments.iter().map(|m| m.persistent + m.lanes.iter().map(|l| l.1).sum());
+        assert!(most.max() <= Some(Bytes(budget)));
+    }
+}
+
+#[test]
 fn memory_is_given_back_only_where_the_next_needs_it() {
     let (scripts, _) = three(true);
     let mut world = World::new("fair", 800 + 1200 + 600);
@@ -302,82 +331,82 @@ fn a_script_that_fits_only_alone_goes_on_to_its_end_while_others_wait() {
     assert_eq!(world.order_of_ends(), [2, 1]);
 }
 
-fn one(policy: &str) -> Lanes {
-    let mut lanes = Lanes::new(Bytes(1000), find(policy).unwrap(), None);
+fn one(policy: &str) -> Tokens {
+    let mut tokens = Tokens::new(Bytes(1000), find(policy).unwrap(), None);
     let asked = Asked { needs: Some((100, 300)), work_ns: None };
-    lanes.came(1, "one", asked, Nanos(0)).unwrap();
-    assert_eq!(lanes.take().say, [(1, Say::Go { kept: true, most_bytes: None })]);
-    lanes
+    tokens.came(1, "one", asked, Nanos(0)).unwrap();
+    assert_eq!(tokens.take().say, [(1, Say::Go { kept: true, most_bytes: None })]);
+    tokens
 }
 
 #[test]
 fn a_token_that_is_held_too_long_goes_on_and_comes_back() {
-    let mut lanes = one("fair");
+    let mut tokens = one("fair");
     let asked = Asked { needs: Some((100, 300)), work_ns: None };
-    lanes.came(2, "two", asked, Nanos(5)).unwrap();
-    assert_eq!(lanes.take().say, [(1, Say::Back)]);
-    lanes.passed(LEAST);
-    assert_eq!(lanes.take().say, [], "an iteration was never seen, so it may take ten minutes");
-    lanes.passed(FIRST + Nanos(6));
-    let next = lanes.take();
+    tokens.came(2, "two", asked, Nanos(5)).unwrap();
+    assert_eq!(tokens.take().say, [(1, Say::Back)]);
+    tokens.passed(LEAST);
+    assert_eq!(tokens.take().say, [], "an iteration was never seen, so it may take ten minutes");
+    tokens.passed(FIRST + Nanos(6));
+    let next = tokens.take();
     assert_eq!(next.say, [(2, Say::Go { kept: false, most_bytes: None })]);
     assert!(next.notes[0].contains("one has held the token"), "{:?}", next.notes);
     // It ends its iteration after all, and waits for its turn.
     let ended = Ended { holds_bytes: 100, peak_bytes: 400, waits: true };
-    lanes.ended(1, ended, FIRST + Nanos(7)).unwrap();
-    assert_eq!(lanes.take().say, []);
-    lanes.ended(2, ended, FIRST + Nanos(8)).unwrap();
-    assert_eq!(lanes.take().say, [(1, Say::Go { kept: false, most_bytes: None })]);
+    tokens.ended(1, ended, FIRST + Nanos(7)).unwrap();
+    assert_eq!(tokens.take().say, []);
+    tokens.ended(2, ended, FIRST + Nanos(8)).unwrap();
+    assert_eq!(tokens.take().say, [(1, Say::Go { kept: false, most_bytes: None })]);
 }
 
 #[test]
 fn a_script_that_dies_with_the_token_frees_its_lane() {
-    let mut lanes = one("srtf");
-    lanes.came(2, "two", Asked::default(), Nanos(5)).unwrap();
-    lanes.take();
-    lanes.left(1, Nanos(6));
+    let mut tokens = one("srtf");
+    tokens.came(2, "two", Asked::default(), Nanos(5)).unwrap();
+    tokens.take();
+    tokens.left(1, Nanos(6));
     let most_bytes = Some(Bytes(1000));
-    assert_eq!(lanes.take().say, [(2, Say::Go { kept: true, most_bytes })]);
-    lanes.left(2, Nanos(7));
-    assert_eq!((lanes.count(), lanes.scheduler.memory.lanes.used()), (0, Bytes(0)));
+    assert_eq!(tokens.take().say, [(2, Say::Go { kept: true, most_bytes })]);
+    tokens.left(2, Nanos(7));
+    assert_eq!((tokens.count(), tokens.scheduler.memory.lanes.used()), (0, Bytes(0)));
 }
 
 #[test]
 fn one_that_does_not_give_memory_back_is_waited_for_only_so_long() {
-    let mut lanes = Lanes::new(Bytes(800), find("fair").unwrap(), None);
+    let mut tokens = Tokens::new(Bytes(800), find("fair").unwrap(), None);
     let asked = Asked { needs: Some((200, 300)), work_ns: None };
-    lanes.came(1, "one", asked, Nanos(0)).unwrap();
-    lanes.came(2, "two", asked, Nanos(1)).unwrap();
-    lanes.take();
-    lanes.ended(1, Ended { holds_bytes: 500, peak_bytes: 500, waits: true }, Nanos(9)).unwrap();
-    assert_eq!(lanes.take().say, [(1, Say::GiveBack)]);
-    lanes.passed(GIVING);
-    assert_eq!(lanes.take().say, []);
-    lanes.passed(GIVING + Nanos(10));
-    assert_eq!(lanes.take().say, [(2, Say::Go { kept: false, most_bytes: None })]);
+    tokens.came(1, "one", asked, Nanos(0)).unwrap();
+    tokens.came(2, "two", asked, Nanos(1)).unwrap();
+    tokens.take();
+    tokens.ended(1, Ended { holds_bytes: 500, peak_bytes: 500, waits: true }, Nanos(9)).unwrap();
+    assert_eq!(tokens.take().say, [(1, Say::GiveBack)]);
+    tokens.passed(GIVING);
+    assert_eq!(tokens.take().say, []);
+    tokens.passed(GIVING + Nanos(10));
+    assert_eq!(tokens.take().say, [(2, Say::Go { kept: false, most_bytes: None })]);
 }
 
 #[test]
 fn what_can_not_be_true_is_refused() {
-    let mut lanes = one("fair");
+    let mut tokens = one("fair");
     let ended = Ended { holds_bytes: 1, peak_bytes: 1, waits: true };
     let found = Measured { persistent_bytes: 1, ephemeral_bytes: 1 };
     for error in [
-        lanes.ended(7, ended, Nanos(1)).unwrap_err(),
-        lanes.measured(1, found, Nanos(1)).unwrap_err(),
-        lanes.ended(1, Ended { holds_bytes: u64::MAX, ..ended }, Nanos(1)).unwrap_err(),
-        lanes.came(1, "again", Asked::default(), Nanos(1)).unwrap_err(),
+        tokens.ended(7, ended, Nanos(1)).unwrap_err(),
+        tokens.measured(1, found, Nanos(1)).unwrap_err(),
+        tokens.ended(1, Ended { holds_bytes: u64::MAX, ..ended }, Nanos(1)).unwrap_err(),
+        tokens.came(1, "again", Asked::default(), Nanos(1)).unwrap_err(),
         {
             let asked = Asked { needs: Some((u64::MAX, u64::MAX)), work_ns: None };
-            lanes.came(3, "large", asked, Nanos(1)).unwrap_err()
+            tokens.came(3, "large", asked, Nanos(1)).unwrap_err()
         },
         {
-            lanes.ended(1, ended, Nanos(2)).unwrap();
-            lanes.came(2, "two", Asked { needs: Some((9, 9)), work_ns: None }, Nanos(2)).unwrap();
-            lanes.ended(2, ended, Nanos(3)).unwrap_err()
+            tokens.ended(1, ended, Nanos(2)).unwrap();
+            tokens.came(2, "two", Asked { needs: Some((9, 9)), work_ns: None }, Nanos(2)).unwrap();
+            tokens.ended(2, ended, Nanos(3)).unwrap_err()
         },
     ] {
         assert!(!error.is_empty());
     }
-    assert_eq!(lanes.count(), 2);
+    assert_eq!(tokens.count(), 2);
 }

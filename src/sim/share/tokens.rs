@@ -1,7 +1,7 @@
 //! How scripts that share one GPU take turns in lanes.
 //!
 //! A script keeps its persistent bytes and needs its ephemeral ones only within an iteration. The
-//! scheduler of [`neap::sim::share`] admits scripts, gives them lanes and says whose iteration is
+//! [`scheduler`](super::scheduler) admits scripts, gives them lanes and says whose iteration is
 //! next; here that becomes a *token*, which a script holds while it runs. Before a script gets it,
 //! scripts that wait give free memory back as far as its bytes are not there otherwise.
 //!
@@ -9,17 +9,18 @@
 //! back what they can, and the rest of the budget is its own. If it then doesn't fit beside them it
 //! goes on alone to its end, since that is where it is known to fit.
 //!
-//! Nothing here waits or asks for the time, so that tests need no scripts.
+//! Nothing here waits or asks for the time: a server passes on what real scripts say, and
+//! [`replay`](super::replay) what simulated ones would.
 
 use std::collections::BTreeMap;
 
-use neap::report::plain;
-use neap::sim::share::events::{Event, What};
-use neap::sim::share::memory::Need;
-use neap::sim::share::policy::{Policy, Style};
-use neap::sim::share::scheduler::{Needs, Order, Scheduler};
-use neap::units::{Bytes, Nanos, saturated};
 use serde::{Deserialize, Serialize};
+
+use super::events::{Event, What};
+use super::memory::Need;
+use super::policy::{Policy, Style};
+use super::scheduler::{Needs, Order, Scheduler};
+use crate::units::{Bytes, Nanos, saturated};
 
 /// The longest name of a script that others are shown, in characters.
 const LONGEST_NAME: usize = 100;
@@ -28,11 +29,11 @@ const LARGEST: Bytes = Bytes(1 << 50);
 /// A script may hold the token for this many times its longest iteration.
 const TIMES: u64 = 10;
 /// It may hold it at least this long: a checkpoint or an evaluation lies between two iterations.
-const LEAST: Nanos = Nanos(10_000_000_000);
+pub(super) const LEAST: Nanos = Nanos(10_000_000_000);
 /// The same while nothing is known of its iterations.
-const FIRST: Nanos = Nanos(600_000_000_000);
+pub(super) const FIRST: Nanos = Nanos(600_000_000_000);
 /// How long a script that waits may take to give memory back.
-const GIVING: Nanos = Nanos(5_000_000_000);
+pub(super) const GIVING: Nanos = Nanos(5_000_000_000);
 
 /// What a script asks for when it comes.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -48,7 +49,9 @@ pub struct Asked {
 /// What a script's first iterations showed.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Measured {
+    /// What it keeps between iterations.
     pub persistent_bytes: u64,
+    /// What it needs besides within one.
     pub ephemeral_bytes: u64,
 }
 
@@ -149,10 +152,10 @@ pub struct Next {
 }
 
 /// The scripts of a GPU, by the number of their connection.
-pub struct Lanes {
+pub struct Tokens {
     budget: Bytes,
     style: Style,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     members: BTreeMap<u64, Member>,
     /// The script that runs alone, or shall: it is measured, or fits only so.
     alone: Option<u64>,
@@ -161,7 +164,7 @@ pub struct Lanes {
     next: Next,
 }
 
-impl Lanes {
+impl Tokens {
     /// No script yet.
     pub fn new(budget: Bytes, policy: &Policy, limit: Option<Nanos>) -> Self {
         let mut made = Self {
@@ -198,7 +201,7 @@ impl Lanes {
     /// # Errors
     /// Why it can't be in.
     pub fn came(&mut self, id: u64, name: &str, asked: Asked, now: Nanos) -> Result<(), String> {
-        let name: String = plain(name).chars().take(LONGEST_NAME).collect();
+        let name: String = name.chars().take(LONGEST_NAME).collect();
         if self.members.contains_key(&id) {
             return Err(format!("{name} has joined already"));
         }
@@ -229,7 +232,7 @@ impl Lanes {
             outside: false,
         };
         self.members.insert(id, member);
-        self.log(now, What::Came { script: id, name: name.clone() });
+        self.log(now, What::Came { script: id, name: name.clone(), work_ns: work });
         self.note(format!("neap: {name} has come"));
         self.log_needs(id, now);
         self.advance(now);
@@ -575,7 +578,3 @@ fn bytes((persistent, ephemeral): Need) -> Needs {
 fn lies(what: &str) -> String {
     format!("what it says can't be true: it {what}")
 }
-
-#[cfg(test)]
-#[path = "lanes_tests.rs"]
-mod tests;
