@@ -108,6 +108,7 @@ def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
     monkeypatch.setattr(_states, "SMALLEST", 1)
     monkeypatch.setattr(_states, "PIECE", 8)
     monkeypatch.setattr(_planning, "_EFFORT", 0)
+    monkeypatch.setattr(_planning, "_MANY", 1 << 30)
     monkeypatch.setenv("NEAP", neap)
     monkeypatch.setenv("NEAP_TORCH_STRICT", "1")  # A defect must not hide.
     torch.set_num_threads(1)

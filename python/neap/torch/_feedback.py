@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
 
-from neap.torch import _outside
+from neap.torch._beside import Beside
 from neap.torch._clock import Clock
 from neap.torch._latencies import THRESHOLD, Latencies
 from neap.torch._meter import EVERY
-from neap.torch._planning import Planner
+from neap.torch._planning import Asked, Planner
 from neap.torch._report import Report
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
@@ -20,8 +17,6 @@ from neap.torch._watch import Watch
 
 _PAUSE = 4
 """The iterations after a plan was made anew in which no other is. The number doubles each time."""
-
-Make = Callable[[Planner], Schedule]
 
 
 class Feedback:
@@ -53,7 +48,7 @@ class Feedback:
         self._far = 0
         """How many iterations in a row took other times than planned."""
         self._rest, self._pause = 0, _PAUSE
-        self._beside: _Beside | None = None
+        self._beside: Beside | None = None
 
     def plans(self, planner: Planner) -> None:
         """Plans are made by this planner from now on."""
@@ -69,7 +64,7 @@ class Feedback:
         self._wait = self._far = self._usual = 0
         beside, self._beside = self._beside, None
         if beside is not None:
-            beside.end()
+            beside.give_up()
 
     def forget(self) -> None:
         """Holds nothing of the script any more."""
@@ -92,15 +87,15 @@ class Feedback:
             clock.stop()
 
     def ran(
-        self, schedule: Schedule, make: Callable[[], tuple[Make, str | None]]
+        self, schedule: Schedule, ask: Callable[[], tuple[Asked, str | None]]
     ) -> tuple[Planner, Schedule] | None:
         """After an iteration by a plan that stays: the planner and the plan that act next, if there
         is another one.
 
         Args:
             schedule: the plan.
-            make: called where a plan is to be made; gives what makes it from a planner, and what
-                else calls for it.
+            ask: called where a plan is to be made; gives what it is asked for, and what else calls
+                for it.
         """
         known = self.latencies
         if not self.acts or known is None or schedule.varies or schedule.early:
@@ -120,7 +115,7 @@ class Feedback:
         if self._beside is not None:
             found = self._taken_up()
         elif self._far > 1 and self._rest <= 0:
-            self._plan_anew(known, *make())
+            self._plan_anew(known, *ask())
         if found is None and self._clock is None and self._beside is None and self._wait <= 0:
             self._wait = EVERY
             self._clock = self._runtime.clock = Clock(self._runtime.device, self._watch)
@@ -140,7 +135,7 @@ class Feedback:
         if self._far:
             self._wait = 0
 
-    def _plan_anew(self, known: Latencies, make: Make, more: str | None) -> None:
+    def _plan_anew(self, known: Latencies, asked: Asked, more: str | None) -> None:
         drift = known.drift()
         if drift is None:
             return
@@ -153,9 +148,9 @@ class Feedback:
 
         def both() -> tuple[Planner, Schedule]:
             planner = known.planner.at(times, measured)
-            return planner, make(planner)
+            return planner, planner.plan(asked)
 
-        self._beside = _Beside(why, both)
+        self._beside = Beside(why, both)
 
     def _taken_up(self) -> tuple[Planner, Schedule] | None:
         beside = self._beside
@@ -172,43 +167,3 @@ class Feedback:
         report.replans.append(beside.why)
         report.times_from = planner.sources()
         return planner, other
-
-
-class _Beside:
-    """A plan that is made on a thread of its own.
-
-    Args:
-        why: what calls for it.
-        make: makes it, and the planner.
-    """
-
-    def __init__(self, why: str, make: Callable[[], tuple[Planner, Schedule]]) -> None:
-        self.why = why
-        self.made: tuple[Planner, Schedule] | None = None
-        self.problem = ""
-        self._make = make
-        # A signal that ends the script ends what the thread has started, too.
-        self._place: AbstractContextManager[Path] = _outside.workplace()
-        self._place.__enter__()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # The interpreter ends, and starts no thread any more.
-            self.problem = str(error)
-
-    @property
-    def runs(self) -> bool:
-        """Whether it is not made yet."""
-        return self._thread.is_alive()
-
-    def end(self) -> None:
-        """Waits for it."""
-        if self._thread.ident is not None:
-            self._thread.join()
-        self._place.__exit__(None, None, None)
-
-    def _run(self) -> None:
-        try:
-            self.made = self._make()
-        except Exception as error:  # Such as a recording that changes meanwhile.
-            self.problem = f"{type(error).__name__}: {error}"

@@ -233,6 +233,7 @@ class Fit:
             self._closed = True
             _ACTING.remove(self)
             self.watching.stop()
+            self.search.give_up()
             self.feedback.forget()
             self.runtime.stop()
             self._unhook()
@@ -272,7 +273,7 @@ class Fit:
         on_device = self.device == "cuda" and torch.cuda.is_initialized()
         again: list[str] = []
         again += each([torch.cuda.synchronize] if on_device else [])
-        again += each([self._measure, self.enforcement.close, self.feedback.stop])
+        again += each([self._measure, self.enforcement.close, self.search.give_up])
         again += [*self.runtime.give_up(), *self._updates.give_up()]
         again += each([self._joined.close])
         self._report.met = False
@@ -701,7 +702,7 @@ class Fit:
             if self._kinds.varies:
                 limit = self.search.budget(planner.unplanned) - self.search.margin
                 planner.fits = fits(watched.sizes, found.peak, limit)
-            schedule = self.search.plan(planner)
+            schedule = self._first_plan(planner)
         except PlanError as error:
             self._give_up_plan(str(error), watched.peak)
             return
@@ -712,6 +713,13 @@ class Fit:
         self._proved()
         self._act(schedule)
         self._joined.took(offer)
+
+    def _first_plan(self, planner: Planner) -> Schedule:
+        """A plan to begin with: the final one where the script runs for its plan alone, or shares
+        a GPU by it.
+        """
+        whole = self._scouts or self._joined
+        return self.search.plan(planner) if whole else self.search.first(planner)
 
     def _times_of(self) -> str:
         """The profile by whose times plans are made: the one that was asked for, or the card's."""

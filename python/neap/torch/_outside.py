@@ -26,7 +26,8 @@ LARGEST = 256 << 20
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a process where it does not say otherwise."""
 
-_running: set[subprocess.Popen[str]] = set()
+_running: dict[subprocess.Popen[str], int] = {}
+"""The processes that were started, each with the thread that waits for it."""
 _starting: set[int] = set()
 """Threads that are about to start a process."""
 _ending = threading.Event()
@@ -150,7 +151,7 @@ def _ran(command: list[str], seconds: float, given: str) -> tuple[int, str, str]
             # It ends with all that it has started.
             start_new_session=True,
         )
-        _running.add(process)
+        _running[process] = threading.get_ident()
     finally:
         _starting.discard(threading.get_ident())
     try:
@@ -162,7 +163,7 @@ def _ran(command: list[str], seconds: float, given: str) -> tuple[int, str, str]
         if process.poll() is None:
             _kill(process)
             process.wait()
-        _running.discard(process)
+        _running.pop(process, None)
     return process.returncode, out, error
 
 
@@ -198,6 +199,13 @@ def _on_a_thread(work: Callable[[], _Made]) -> _Made:
 def _kill(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def stop(thread: int) -> None:
+    """Ends the process that this thread waits for, if there is one."""
+    for process, waits in list(_running.items()):
+        if waits == thread:
+            _kill(process)
 
 
 def _stop() -> None:

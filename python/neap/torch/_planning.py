@@ -33,6 +33,10 @@ _RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
 
 _EFFORT: int | None = None
 """The planner's effort; nothing for the usual."""
+_QUICK = 0
+"""The effort for the first plan that keeps to the budget."""
+_MANY = 256
+"""With fewer operators the usual effort takes less than a second."""
 
 _PATIENCE_S = 60
 """Seconds after which a process of neap's that should have answered is ended, for the planner more
@@ -70,6 +74,25 @@ class Learned(NamedTuple):
 
 NOTHING = Learned()
 """No files are given."""
+
+
+class Asked(NamedTuple):
+    """What a plan is asked for.
+
+    Attributes:
+        budget: the budget in bytes, given the unplanned peak in bytes.
+        less: bytes of it that the allocator needs beyond what it gives out, with all updates in
+            the step and with updates inside backward.
+        banned: calls that must not be run again.
+        unpredicted: such bytes beside these where what the allocator reserves is not predicted.
+        expandable: whether the allocator's segments grow; then it is predicted.
+    """
+
+    budget: Callable[[int], int]
+    less: tuple[int, int] = (0, 0)
+    banned: Bans = ()
+    unpredicted: int = 0
+    expandable: bool = False
 
 
 class PlanError(RuntimeError):
@@ -306,67 +329,76 @@ class Planner:
     def _question(self, ask: dict[str, Any] | None) -> str:
         return f'{{"problem":{self._written},"ask":{json.dumps(ask)}}}'
 
-    def plan(
-        self,
-        budget: Callable[[int], int],
-        less: tuple[int, int] = (0, 0),
-        banned: Bans = (),
-        unpredicted: int = 0,
-        expandable: bool = False,
-    ) -> Schedule:
+    def plan(self, asked: Asked) -> Schedule:
         """The schedule for a budget.
-
-        Args:
-            budget: the budget in bytes, given the unplanned peak in bytes.
-            less: bytes of it that the allocator needs beyond what it gives out, with all updates in
-                the step and with updates inside backward.
-            banned: calls that must not be run again.
-            unpredicted: such bytes beside these where what the allocator reserves is not predicted.
-            expandable: whether the allocator's segments grow; then it is predicted.
 
         Raises:
             PlanError: if the planner fails. A budget that can't be met is no failure: then the
                 plan is the lowest that was found, and ``met`` is false.
         """
-        asked, bans = budget(self.unplanned), set(banned)
-
-        def numbers(ranges: Sequence[Range]) -> list[int]:
-            return [n for n, one in enumerate(ranges) if one.key in bans]
-
-        question = self._question(
-            {
-                "budget": asked,
-                "less": less,
-                "unpredicted": unpredicted,
-                "expandable": expandable,
-                "banned": [numbers(self.ranges), numbers(self._soon_ranges)],
-                "effort": _EFFORT,
-            }
-        )
+        question, bytes = self._asks(asked, _EFFORT)
         kept = self._kept(question)
         if kept is not None and kept.exists():
             with contextlib.suppress(ValueError):  # From another version: it is written anew.
                 made = Schedule.load(kept, own=True)
-                made.budget_bytes = asked
+                made.budget_bytes = bytes
                 return made
-        with _outside.workplace() as folder:
-            device = self.device
-            if self._profile is not None:
-                device = str(folder / "measured.device.json")
-                Path(device).write_text(json.dumps(self._profile))
-            command = [self.neap, "script", "plan", "--device", device]
-            answer = _answered(command, self._seconds, question)
-        try:
-            made = self._schedule(answer)
-        except MALFORMED as error:
-            raise _other(self.neap, repr(error)) from None
-        made.budget_bytes = asked
+        made = self._carried_out(self._answer(question), bytes)
         if kept is not None:
             with contextlib.suppress(OSError):
                 _outside.make(kept.parent)
                 if not kept.is_file():  # A pipe would wait for a reader.
                     kept.unlink(missing_ok=True)
                 made.save(kept)
+        return made
+
+    def quick(self, asked: Asked) -> Schedule | None:
+        """The first schedule that keeps to a budget, to act while a better one is looked for.
+        Nothing where there is none, or the better one is there as soon.
+
+        Raises:
+            PlanError: if the planner fails.
+        """
+        kept = self._kept(self._asks(asked, _EFFORT)[0])
+        if len(self.found.nodes) < _MANY or (kept is not None and kept.exists()):
+            return None
+        question, bytes = self._asks(asked, _QUICK)
+        answer = self._answer(question)
+        made = self._carried_out(answer, bytes)
+        return made if made.met and answer["reserved_bytes"] <= bytes else None
+
+    def _asks(self, asked: Asked, effort: int | None) -> tuple[str, int]:
+        """The planner's question, and the budget in bytes."""
+        budget, bans = asked.budget(self.unplanned), set(asked.banned)
+
+        def numbers(ranges: Sequence[Range]) -> list[int]:
+            return [n for n, one in enumerate(ranges) if one.key in bans]
+
+        ask = {
+            "budget": budget,
+            "less": asked.less,
+            "unpredicted": asked.unpredicted,
+            "expandable": asked.expandable,
+            "banned": [numbers(self.ranges), numbers(self._soon_ranges)],
+            "effort": effort,
+        }
+        return self._question(ask), budget
+
+    def _answer(self, question: str) -> dict[str, Any]:
+        with _outside.workplace() as folder:
+            device = self.device
+            if self._profile is not None:
+                device = str(folder / "measured.device.json")
+                Path(device).write_text(json.dumps(self._profile))
+            command = [self.neap, "script", "plan", "--device", device]
+            return _answered(command, self._seconds, question)
+
+    def _carried_out(self, answer: dict[str, Any], budget: int) -> Schedule:
+        try:
+            made = self._schedule(answer)
+        except MALFORMED as error:
+            raise _other(self.neap, repr(error)) from None
+        made.budget_bytes = budget
         return made
 
     def _kept(self, question: str) -> Path | None:

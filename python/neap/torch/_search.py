@@ -11,10 +11,11 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
+from neap.torch._beside import Beside
 from neap.torch._enforce import Enforcement, Margin
 from neap.torch._feedback import Feedback
 from neap.torch._meter import drifted, measured_link
-from neap.torch._planning import PlanError, Planner
+from neap.torch._planning import Asked, PlanError, Planner
 from neap.torch._policy import SPARE
 from neap.torch._report import Report, size
 from neap.torch._runtime import Runtime
@@ -30,6 +31,7 @@ _AGAIN = 8
 """How often, at most, plans that kept to the budget are looked at again."""
 _EXACT = 50
 """A plan gives out no more than this part beyond its predicted peak."""
+_BETTER = "a quicker plan was found beside the script"
 _ROUNDS = 16
 """How often, at most, a plan gets more points at which the allocator gives memory back."""
 
@@ -111,6 +113,8 @@ class Search:
         self._again = 0
         """How often plans that did were looked at again."""
         self._banned: set[tuple[str, int]] = set()
+        self._better: Beside | None = None
+        """The plan that is looked for while the first one acts."""
 
     @property
     def margin(self) -> int:
@@ -135,14 +139,36 @@ class Search:
         if planner is not self.planner:
             self.planner = planner
             self.feedback.plans(planner)
-        return self._asking()(planner)
+        return planner.plan(self._asked())
 
-    def _asking(self) -> Callable[[Planner], Schedule]:
-        """What makes a plan with what is known now."""
+    def first(self, planner: Planner) -> Schedule:
+        """A plan to begin with. Where looking for the best one takes long, that goes on beside the
+        script, and this is the first one that keeps to the budget.
+
+        Raises:
+            PlanError: if the planner fails.
+        """
+        asked = self._asked()
+        quick = planner.quick(asked)
+        if quick is None:
+            return self.plan(planner)
+        self.planner = planner
+        self.feedback.plans(planner)
+        self._better = Beside(_BETTER, lambda: (planner, planner.plan(asked)))
+        return quick
+
+    def _asked(self) -> Asked:
+        """What a plan is asked for, by what is known now."""
         margins = self._margins[False, self._trims].bytes, self._margins[True, self._trims].bytes
-        left, banned = self._learned - self._spare, set(self._banned)
-        budget, expandable = self.budget, self._enforcement.is_expandable()
-        return lambda planner: planner.plan(budget, margins, banned, left, expandable)
+        left, expandable = self._learned - self._spare, self._enforcement.is_expandable()
+        return Asked(self.budget, margins, set(self._banned), left, expandable)
+
+    def give_up(self) -> None:
+        """Nothing is looked for any more."""
+        self.feedback.stop()
+        better, self._better = self._better, None
+        if better is not None:
+            better.give_up()
 
     def begin(self, schedule: Schedule) -> None:
         """The plan acts from now on."""
@@ -180,7 +206,7 @@ class Search:
             other = self._feed_back(schedule)
             if other is not None:
                 return other
-        made = self.feedback.ran(schedule, self._asking_as_measured)
+        made = self.feedback.ran(schedule, self._asked_as_measured)
         return None if made is None else self._by_measured_times(schedule, *made)
 
     def strayed(self, schedule: Schedule) -> None:
@@ -265,6 +291,10 @@ class Search:
         repeats = self._enforcement.repeats()
         self._spent_ns += self._runtime.pages.spent_ns
         schedule.giving_back_ns = self._spent_ns // self._looked
+        if self._better is not None and not changed:
+            better = self._a_better(schedule, over)
+            if better is not None or self._better is not None:
+                return better
         if changed:
             self._quickest = self._nearest = self._instead = None
             self._trims = False
@@ -302,6 +332,24 @@ class Search:
         if over > 0 and self._nearest is not None and self._nearest[1] is not schedule:
             return self._nearest[1]
         return loose
+
+    def _a_better(self, schedule: Schedule, over: int) -> Schedule | None:
+        """The plan that was looked for meanwhile, if it has been found and is quicker. It is waited
+        for where the present one does not fit, and where nothing is computed.
+        """
+        better = self._better
+        if better is None or (better.runs and over <= 0 and self._enforcement.computes()):
+            return None
+        self._better = None
+        better.end()
+        if better.made is None:
+            self._report.notes.append(f"no plan but the first one: {better.problem}")
+            return None
+        other = better.made[1]
+        if over <= 0 and (not other.met or other.time_ns >= schedule.time_ns):
+            return None
+        self._report.replans.append(better.why)
+        return other
 
     def _better_without_trims(self, schedule: Schedule, over: int) -> Schedule | None:
         """The plan that fits without trims, if the one with trims does not fit, or is not much
@@ -485,8 +533,8 @@ class Search:
         """Plans by the measured rates of copies from now on."""
         planner.profile["link"] = measured_link(rates, planner.profile["link"])
 
-    def _asking_as_measured(self) -> tuple[Callable[[Planner], Schedule], str | None]:
-        """The same as :meth:`_asking`, by the measured rates of copies; and how far these are from
+    def _asked_as_measured(self) -> tuple[Asked, str | None]:
+        """The same as :meth:`_asked`, by the measured rates of copies; and how far these are from
         the assumed ones, if they are far.
         """
         why, meter, planner = None, self._runtime.meter, self.planner
@@ -494,7 +542,7 @@ class Search:
             with contextlib.suppress(PlanError):
                 why = drifted(meter.rates, planner.profile["link"])
                 self._measure_link(planner, meter.rates)
-        return self._asking(), why
+        return self._asked(), why
 
     def _by_measured_times(
         self, schedule: Schedule, planner: Planner, other: Schedule
@@ -530,6 +578,7 @@ class Search:
         """
         report = self._report
         self._tight = None
+        self.give_up()
         if self._replans >= _REPLANS or self.planner is None:
             self._end()
             return None
@@ -550,6 +599,7 @@ class Search:
 
     def _begin_anew(self) -> None:
         """What is known of the allocator is what the watched iterations showed."""
+        self.give_up()
         self.settled = self._loosened = self._trims = False
         self._replans = self._again = 0
         self._quickest = self._instead = self._tight = None

@@ -34,6 +34,9 @@ impl<'a> Search<'a> {
             return Ok(best);
         }
         let fits = best.found.keeps == Keeps::All;
+        if fits && self.effort == 0 {
+            return Ok(best);
+        }
         let bar = if fits { best.found.time } else { u64::MAX };
         let ways: Vec<(usize, u32)> =
             (0..sets.len()).flat_map(|set| STAY.map(|stay| (set, stay))).collect();
@@ -47,12 +50,13 @@ impl<'a> Search<'a> {
         }
         found.sort_by_key(Made::worth);
         found.truncate(CAREFULLY);
+        let finalists = if self.effort == 0 { 0 } else { found.len() };
         let careful =
-            in_parallel(found.len(), |at| self.made(&found[at], options(self.effort, true)));
-        for (mut made, careful) in found.into_iter().zip(careful) {
+            in_parallel(finalists, |at| self.made(&found[at], options(self.effort, true)));
+        for (made, careful) in found.iter_mut().zip(careful) {
             made.improve(careful?);
-            best = better(best, made);
         }
+        best = found.into_iter().fold(best, better);
         Ok(best)
     }
 

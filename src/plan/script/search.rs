@@ -214,7 +214,8 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
     // pieces that are half as large, where states leave for the host.
     let slow = problem.usual.at_most(GOOD);
     for (halved, piece) in sizes.enumerate() {
-        let is_slow = best.found.time > slow && !best.found.actions.away.is_empty();
+        let is_slow =
+            ask.effort != Some(0) && best.found.time > slow && !best.found.actions.away.is_empty();
         if !best.found.met() || (halved == 0 && is_slow) {
             let smaller = search(Way { piece, ..usual })?;
             best = better(best, smaller);
@@ -267,7 +268,8 @@ impl<'a> Search<'a> {
         let mut best = self.round(&usable, None)?;
         for _ in 0..BUDGETS {
             let stands = best.made.found.actions.peak_bytes <= self.limit;
-            if !self.predicts || best.is_quickest() || !stands {
+            let enough = self.effort == 0 && best.made.found.keeps == Keeps::All;
+            if !self.predicts || best.is_quickest() || !stands || enough {
                 break;
             }
             self.budget =

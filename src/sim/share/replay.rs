@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::courses::{self, Course};
 use super::events::Event;
 use super::policy::Policy;
-use super::result::Outcome;
+use super::result::{Moment, Outcome};
 use super::tokens::{Asked, Ended, Measured, Say, Tokens};
 use crate::units::{Bytes, Nanos};
 
@@ -61,19 +61,24 @@ pub fn events(courses: &BTreeMap<u64, Course>, policy: &Policy, budget: Bytes) -
     replay.events
 }
 
-/// What became of the scripts of a log: as these events say, or as a replay of it did. With
-/// `moments` also the memory that was promised over time.
+/// What became of the scripts of a log by these events. With `moments` also the memory that was
+/// promised over time, and with `proof` whether that was ever more than so many bytes.
 #[must_use]
-pub fn outcome(courses: &BTreeMap<u64, Course>, events: &[Event], moments: bool) -> Outcome {
+pub fn outcome(
+    courses: &BTreeMap<u64, Course>,
+    events: &[Event],
+    moments: bool,
+    proof: Option<Bytes>,
+) -> Outcome {
     let mut all: BTreeMap<u64, Course> = BTreeMap::new();
-    let (mut seen, mut last) = (Vec::new(), Nanos::ZERO);
+    let (mut seen, mut last): (Vec<Moment>, _) = (Vec::new(), Nanos::ZERO);
     for event in events {
         last = event.at_ns;
         // What a replay says of its scripts is true.
         let _ = Course::follow(&mut all, &event.what, last);
-        if moments {
+        if moments || proof.is_some() {
             let moment = courses::moment(&all, last);
-            seen.pop_if(|before: &mut super::result::Moment| before.at == last);
+            seen.pop_if(|before| before.at == last);
             seen.push(moment);
         }
     }
@@ -81,7 +86,16 @@ pub fn outcome(courses: &BTreeMap<u64, Course>, events: &[Event], moments: bool)
     for (id, course) in courses {
         all.entry(*id).or_insert_with(|| Course::new(&course.name, course.came)).leave(last);
     }
-    Outcome { moments: seen, ..courses::outcome(&all) }
+    let mut outcome = courses::outcome(&all);
+    if let Some(capacity) = proof {
+        outcome.proved = seen.len() as u64;
+        let beyond = seen.iter().find(|moment| moment.promised() > capacity);
+        outcome.harm = beyond.map(|moment| {
+            (moment.at, format!("{} are promised, of {capacity}", moment.promised()))
+        });
+    }
+    outcome.moments = if moments { seen } else { Vec::new() };
+    outcome
 }
 
 impl Replay<'_> {

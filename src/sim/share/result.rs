@@ -69,6 +69,14 @@ pub struct Moment {
     pub waiting: usize,
 }
 
+impl Moment {
+    /// All bytes that are promised to jobs.
+    #[must_use]
+    pub fn promised(&self) -> Bytes {
+        self.persistent + self.lanes.iter().map(|lane| lane.1).sum()
+    }
+}
+
 /// What a job does for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {

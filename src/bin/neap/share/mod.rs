@@ -159,11 +159,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let device = profile::load(&flags.device)?;
     let log = events::is_log(&flags.jobs).then(|| events::read(&flags.jobs)).transpose()?;
     let lanes = flags.mechanism.iter().any(|(_, mechanism)| *mechanism == Mechanism::Lanes);
-    if log.is_some() && lanes && (flags.check || flags.explain.is_some()) {
-        bail!(
-            "--check and --explain do not follow a log in lanes; name another mechanism, or a \
-             table of jobs"
-        );
+    if log.is_some() && lanes && flags.explain.is_some() {
+        bail!("--explain follows no log in lanes; name another mechanism, or a table of jobs");
     }
     let whole = log.as_ref().map_or(device.memory_bytes, |log| log.budget);
     let capacity = flags.memory_bytes.unwrap_or(whole);
@@ -265,7 +262,8 @@ fn simulate(
             let outcome = match log {
                 Some(log) if mechanism == Mechanism::Lanes => {
                     let events = replay::events(&log.courses, policy, capacity);
-                    replay::outcome(&log.courses, &events, keep.moments)
+                    let proof = keep.proof.then_some(capacity);
+                    replay::outcome(&log.courses, &events, keep.moments, proof)
                 }
                 _ => engine::simulate(jobs, policy, &settings, keep),
             };

@@ -305,11 +305,13 @@ fn a_log_is_replayed_as_it_happened() {
         }
         let again = replay::events(&courses, find(policy).unwrap(), Bytes(budget));
         assert_eq!(again, world.log, "{policy}");
-        let outcome = replay::outcome(&courses, &again, true);
+        let outcome = replay::outcome(&courses, &again, true, Some(Bytes(budget)));
         let ends: Vec<u64> = outcome.jobs.iter().map(|job| job.end.0).collect();
         assert_eq!(ends, world.bodies.values().map(|b| b.end.unwrap()).collect::<Vec<_>>());
-        let most = outcome.moments.iter().map(|m| m.persistent + m.lanes.iter().map(|l| l.1).sum());
-        assert!(most.max() <= Some(Bytes(budget)));
+        assert!(outcome.harm.is_none() && outcome.proved > 0, "{policy}: {:?}", outcome.harm);
+        let most = outcome.moments.iter().map(|moment| moment.promised()).max().unwrap();
+        let less = Some(most - Bytes(1));
+        assert!(replay::outcome(&courses, &again, false, less).harm.is_some());
     }
 }
 
