@@ -62,7 +62,7 @@ pub fn events(courses: &BTreeMap<u64, Course>, policy: &Policy, budget: Bytes) -
 }
 
 /// What became of the scripts of a log by these events. With `moments` also the memory that was
-/// promised over time, and with `proof` whether that was ever more than so many bytes.
+/// promised over time, and with `proof` whether that was ever more than its capacity.
 #[must_use]
 pub fn outcome(
     courses: &BTreeMap<u64, Course>,
