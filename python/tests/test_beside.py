@@ -28,7 +28,7 @@ sys.exit(subprocess.run([{neap!r}, *sys.argv[1:]], input=given, text=True).retur
 
 
 class Slow:
-    """An executable whose usual effort takes until it is told to go on."""
+    """An executable whose usual effort takes until a file says go on."""
 
     def __init__(self, folder: Path, neap: str) -> None:
         self.began, self.may_go_on = folder / "began", folder / "goes-on"
