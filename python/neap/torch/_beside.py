@@ -46,7 +46,7 @@ class Beside:
         self._place.__exit__(None, None, None)
 
     def give_up(self) -> None:
-        """Ends it, as nobody waits for it any more."""
+        """Ends it before it is made."""
         while self._thread.ident is not None and self._thread.is_alive():
             _outside.stop(self._thread.ident)
             self._thread.join(_PAUSE_S)
