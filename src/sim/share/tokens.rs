@@ -566,9 +566,9 @@ impl Tokens {
     }
 }
 
-/// The scheduler's number of a script. Connections are counted from 1.
+/// The scheduler's number of a script. Connections are counted from 1, and no server has 2^32.
 fn job(id: u64) -> u32 {
-    id as u32
+    u32::try_from(id).unwrap_or(u32::MAX)
 }
 
 fn bytes((persistent, ephemeral): Need) -> Needs {
