@@ -11,6 +11,9 @@ from neap.torch import _outside
 from neap.torch._planning import Planner
 from neap.torch._schedule import Schedule
 
+_PAUSE_S = 0.01
+"""Seconds between two looks whether a thread that is given up has started another process."""
+
 
 class Beside:
     """A plan that is made on a thread of its own.
@@ -57,7 +60,3 @@ class Beside:
             self.made = self._make()
         except Exception as error:  # Such as a recording that changes meanwhile.
             self.problem = f"{type(error).__name__}: {error}"
-
-
-_PAUSE_S = 0.01
-"""Seconds after which is looked whether a thread has started another process."""

@@ -647,6 +647,7 @@ class Fit:
         self.runtime.follow(None)
         self._updates.follow(None)
         self.runtime.turns = None
+        self.search.give_up()
         self.search.dropped()
         self.enforcement.restart()
 

@@ -31,9 +31,10 @@ _AGAIN = 8
 """How often, at most, plans that kept to the budget are looked at again."""
 _EXACT = 50
 """A plan gives out no more than this part beyond its predicted peak."""
-_BETTER = "a quicker plan was found beside the script"
 _ROUNDS = 16
 """How often, at most, a plan gets more points at which the allocator gives memory back."""
+_BETTER = "a quicker plan was found beside the script"
+"""Why a plan takes the place of the first one."""
 
 
 class Search:
@@ -136,9 +137,7 @@ class Search:
         Raises:
             PlanError: if the planner fails.
         """
-        if planner is not self.planner:
-            self.planner = planner
-            self.feedback.plans(planner)
+        self._plans_by(planner)
         return planner.plan(self._asked())
 
     def first(self, planner: Planner) -> Schedule:
@@ -148,14 +147,19 @@ class Search:
         Raises:
             PlanError: if the planner fails.
         """
+        self._plans_by(planner)
         asked = self._asked()
         quick = planner.quick(asked)
         if quick is None:
-            return self.plan(planner)
-        self.planner = planner
-        self.feedback.plans(planner)
+            return planner.plan(asked)
         self._better = Beside(_BETTER, lambda: (planner, planner.plan(asked)))
         return quick
+
+    def _plans_by(self, planner: Planner) -> None:
+        """Plans are made by this planner from now on."""
+        if planner is not self.planner:
+            self.planner = planner
+            self.feedback.plans(planner)
 
     def _asked(self) -> Asked:
         """What a plan is asked for, by what is known now."""
@@ -292,9 +296,13 @@ class Search:
         self._spent_ns += self._runtime.pages.spent_ns
         schedule.giving_back_ns = self._spent_ns // self._looked
         if self._better is not None and not changed:
-            better = self._a_better(schedule, over)
-            if better is not None or self._better is not None:
-                return better
+            # It is waited for where this plan does not fit, and where nothing is computed.
+            if self._better.runs and over <= 0 and self._enforcement.computes():
+                return None
+            better, self._better = self._better, None
+            other = self._if_better(better, schedule, over)
+            if other is not None:
+                return other
         if changed:
             self._quickest = self._nearest = self._instead = None
             self._trims = False
@@ -333,14 +341,10 @@ class Search:
             return self._nearest[1]
         return loose
 
-    def _a_better(self, schedule: Schedule, over: int) -> Schedule | None:
-        """The plan that was looked for meanwhile, if it has been found and is quicker. It is waited
-        for where the present one does not fit, and where nothing is computed.
+    def _if_better(self, better: Beside, schedule: Schedule, over: int) -> Schedule | None:
+        """The plan that was looked for meanwhile, if there is one and it is quicker, or this one
+        does not fit.
         """
-        better = self._better
-        if better is None or (better.runs and over <= 0 and self._enforcement.computes()):
-            return None
-        self._better = None
         better.end()
         if better.made is None:
             self._report.notes.append(f"no plan but the first one: {better.problem}")
@@ -599,7 +603,6 @@ class Search:
 
     def _begin_anew(self) -> None:
         """What is known of the allocator is what the watched iterations showed."""
-        self.give_up()
         self.settled = self._loosened = self._trims = False
         self._replans = self._again = 0
         self._quickest = self._instead = self._tight = None

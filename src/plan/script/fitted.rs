@@ -34,7 +34,7 @@ impl<'a> Search<'a> {
             return Ok(best);
         }
         let fits = best.found.keeps == Keeps::All;
-        if fits && self.effort == 0 {
+        if fits && self.takes_the_first() {
             return Ok(best);
         }
         let bar = if fits { best.found.time } else { u64::MAX };
@@ -50,7 +50,7 @@ impl<'a> Search<'a> {
         }
         found.sort_by_key(Made::worth);
         found.truncate(CAREFULLY);
-        let finalists = if self.effort == 0 { 0 } else { found.len() };
+        let finalists = if self.takes_the_first() { 0 } else { found.len() };
         let careful =
             in_parallel(finalists, |at| self.made(&found[at], options(self.effort, true)));
         for (made, careful) in found.iter_mut().zip(careful) {

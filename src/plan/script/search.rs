@@ -260,6 +260,11 @@ pub(super) fn better<'a>(one: Made<'a>, other: Made<'a>) -> Made<'a> {
 }
 
 impl<'a> Search<'a> {
+    /// Whether the first plan that keeps to the budget is enough.
+    pub(super) const fn takes_the_first(&self) -> bool {
+        self.effort == 0
+    }
+
     /// The best plan, of sets without these ranges.
     fn best(mut self, banned: &[usize]) -> Result<Made<'a>, ScriptError> {
         let banned: BTreeSet<usize> = banned.iter().copied().collect();
@@ -268,7 +273,7 @@ impl<'a> Search<'a> {
         let mut best = self.round(&usable, None)?;
         for _ in 0..BUDGETS {
             let stands = best.made.found.actions.peak_bytes <= self.limit;
-            let enough = self.effort == 0 && best.made.found.keeps == Keeps::All;
+            let enough = self.takes_the_first() && best.made.found.keeps == Keeps::All;
             if !self.predicts || best.is_quickest() || !stands || enough {
                 break;
             }
@@ -524,7 +529,7 @@ impl<'a> Search<'a> {
     /// The best plan for a set of ranges that the usual effort finds; where none fits, the lowest.
     fn carefully(&self, set: &[usize], all_banned: bool) -> Result<Made<'a>, ScriptError> {
         let mut best = self.sketch(set.to_vec(), true)?;
-        if self.effort == 0 && best.found.met() {
+        if self.takes_the_first() && best.found.met() {
             return Ok(best);
         }
         best.improve(self.made(&best, options(self.effort, true))?);

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::courses::Course;
 use super::rows::RowsError;
+use super::tokens::LARGEST as MOST_BYTES;
 use crate::units::{Bytes, Nanos};
 
 /// The version of the log.
@@ -186,6 +187,14 @@ pub fn read(path: &Path) -> Result<Log, RowsError> {
                 began = Some((budget_bytes, policy));
             }
             _ if began.is_none() => return Err(wrong("comes before the log begins".into())),
+            What::Needs { persistent_bytes, ephemeral_bytes, .. }
+                if persistent_bytes.max(ephemeral_bytes) > MOST_BYTES =>
+            {
+                return Err(wrong(format!("no device has more than {MOST_BYTES}")));
+            }
+            What::Iteration { took_ns, .. } if took_ns > now => {
+                return Err(wrong("its iteration began before the log".into()));
+            }
             What::Came { script, .. } if courses.len() == MOST || courses.contains_key(&script) => {
                 return Err(wrong(format!("script {script} comes twice, or is one too many")));
             }
@@ -283,11 +292,17 @@ mod tests {
     #[test]
     fn a_damaged_log_names_its_line() {
         let began = log(&[(5, What::began(Bytes(1), "fifo"))]);
+        let (persistent_bytes, ephemeral_bytes) = (Bytes(1), Bytes(u64::MAX));
+        let too_large = log(&[(6, What::Needs { script: 3, persistent_bytes, ephemeral_bytes })]);
+        let (took_ns, holds_bytes) = (Nanos(7), Bytes(1));
+        let too_long = log(&[(6, What::Iteration { script: 3, took_ns, holds_bytes })]);
         for (more, wanted) in [
             ("{\n", "line 2"),
             ("{\"at_ns\":6,\"event\":\"left\",\"script\":3}\n", "script 3 is not there"),
             ("{\"at_ns\":1,\"event\":\"came\",\"script\":3,\"name\":\"x\"}\n", "before the last"),
             ("", "ever ran"),
+            (&too_large, "no device has more"),
+            (&too_long, "began before the log"),
         ] {
             let error = read_lines(&format!("{began}{more}")).unwrap_err();
             assert!(error.contains(wanted), "{error}");

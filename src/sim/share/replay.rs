@@ -130,7 +130,7 @@ impl Replay<'_> {
         body.done += 1;
         let is_last = body.done == course.steps.len() && course.tail == Nanos::ZERO;
         let waits = body.known && (!body.kept || body.asked_back);
-        let told = if let (false, Some((kept, within))) = (body.known, step.shows) {
+        let goes_on = if let (false, Some((kept, within))) = (body.known, step.shows) {
             (body.known, body.keeps) = (true, kept);
             let found = Measured { persistent_bytes: kept.0, ephemeral_bytes: within.0 };
             self.tokens.measured(id, found, self.now).map(|()| false)
@@ -139,7 +139,7 @@ impl Replay<'_> {
             let ended = Ended { holds_bytes: step.holds.0, peak_bytes, waits };
             self.tokens.ended(id, ended, self.now).map(|()| !waits)
         };
-        match told {
+        match goes_on {
             _ if is_last => self.tokens.left(id, self.now),
             Ok(true) => self.goes_on(id),
             Ok(false) => {}

@@ -70,10 +70,16 @@ pub struct Moment {
 }
 
 impl Moment {
+    /// The bytes of all lanes.
+    #[must_use]
+    pub fn in_lanes(&self) -> Bytes {
+        self.lanes.iter().map(|lane| lane.1).sum()
+    }
+
     /// All bytes that are promised to jobs.
     #[must_use]
     pub fn promised(&self) -> Bytes {
-        self.persistent + self.lanes.iter().map(|lane| lane.1).sum()
+        self.persistent + self.in_lanes()
     }
 }
 

@@ -25,7 +25,7 @@ use crate::units::{Bytes, Nanos, saturated};
 /// The longest name of a script that others are shown, in characters.
 const LONGEST_NAME: usize = 100;
 /// More bytes are no need.
-const LARGEST: Bytes = Bytes(1 << 50);
+pub(super) const LARGEST: Bytes = Bytes(1 << 50);
 /// A script may hold the token for this many times its longest iteration.
 const TIMES: u64 = 10;
 /// It may hold it at least this long: a checkpoint or an evaluation lies between two iterations.

@@ -8,21 +8,16 @@ use neap::report::memory::{Instant, LAYERS, Stack};
 use neap::report::timeline::{Span, Value, Writer};
 use neap::sim::share::jobs::Job;
 use neap::sim::share::result::{JobResult, Moment, Verdict};
-use neap::units::{Bytes, Nanos};
+use neap::units::Nanos;
 
 use super::Run;
 use crate::output;
-
-/// The bytes of all lanes.
-fn lanes(moment: &Moment) -> Bytes {
-    moment.lanes.iter().map(|lane| lane.1).sum()
-}
 
 /// Writes the memory in use and the number of jobs at every change of the one run.
 pub fn curve(path: &Path, runs: &[Run]) -> anyhow::Result<()> {
     let heads = "time_ns,persistent_bytes,lanes_bytes,lanes,running,waiting";
     let row = |moment: &Moment| {
-        let (at, persistent, lanes) = (moment.at.0, moment.persistent.0, lanes(moment).0);
+        let (at, persistent, lanes) = (moment.at.0, moment.persistent.0, moment.in_lanes().0);
         let (running, waiting) = (moment.running as u64, moment.waiting as u64);
         [at, persistent, lanes, moment.lanes.len() as u64, running, waiting].map(|n| n.to_string())
     };
@@ -37,8 +32,10 @@ pub fn timeline(path: &Path, runs: &[Run], jobs: &[Job]) -> anyhow::Result<()> {
         for run in runs {
             let (device, []) = writer.process(&format!("device, {}", run.name), [])?;
             for moment in &run.outcome.moments {
-                let values =
-                    [("persistent_bytes", moment.persistent.0), ("lanes_bytes", lanes(moment).0)];
+                let values = [
+                    ("persistent_bytes", moment.persistent.0),
+                    ("lanes_bytes", moment.in_lanes().0),
+                ];
                 writer.counter(device, "memory", moment.at, &values)?;
             }
             let mut stretches = run.outcome.stretches.clone();
