@@ -28,7 +28,7 @@ sys.exit(subprocess.run([{neap!r}, *sys.argv[1:]], input=given, text=True).retur
 
 
 class Slow:
-    """An executable whose usual effort takes until a file says go on."""
+    """An executable that waits for a file before it plans with the usual effort."""
 
     def __init__(self, folder: Path, neap: str) -> None:
         self.began, self.may_go_on = folder / "began", folder / "goes-on"
@@ -38,7 +38,7 @@ class Slow:
         self.path.chmod(0o755)
 
     def runs(self) -> bool:
-        """Whether it is there; it was started."""
+        """Whether the process that waits runs still. It is waited for until it has begun."""
         while not self.began.exists() or not self.began.read_text():
             time.sleep(0.01)
         try:

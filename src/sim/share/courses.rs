@@ -1,5 +1,5 @@
-//! What each script did, taken from the events of a log or of a replay, and the trace of jobs that
-//! this is.
+//! What each script did, taken from the events of a log or of a replay, and the scripts as a trace
+//! of jobs.
 //!
 //! A script's work is the time for which it held the token of its lane. How long it waited in
 //! between is left out, so the same work can be done in another order.
@@ -12,7 +12,7 @@ use super::memory::Need;
 use super::result::{Doing, JobResult, Moment, Outcome, Stretch, Verdict};
 use crate::units::{Bytes, Nanos, id32};
 
-/// Scripts beside each other were measured so: the simulator slows none of them again.
+/// Times were measured while scripts shared the device, so the simulator slows none of them again.
 const SLOWS_NONE: u32 = 1;
 
 /// An iteration that has ended.
@@ -45,7 +45,7 @@ pub struct Course {
     admitted: Option<Nanos>,
     lane: Option<u32>,
     start: Option<Nanos>,
-    /// Since when it has held the token, and when what it does with it began.
+    /// Since when it has held the token, and when its present iteration began.
     holds: Option<(Nanos, Nanos)>,
     work: Nanos,
     switches: u32,
@@ -60,10 +60,10 @@ impl Course {
         Self { name: name.to_owned(), came, since: came, ..Self::default() }
     }
 
-    /// Notes what happened.
+    /// Adds an event to what the scripts did.
     ///
     /// # Errors
-    /// Why that can't have happened.
+    /// Why the event can't have happened.
     pub fn follow(
         courses: &mut BTreeMap<u64, Self>,
         what: &What,

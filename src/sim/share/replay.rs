@@ -32,7 +32,7 @@ struct Replay<'l> {
     courses: &'l BTreeMap<u64, Course>,
     tokens: Tokens,
     bodies: BTreeMap<u64, Body>,
-    /// When which script comes, or ends what it does with the token.
+    /// When each script comes, or ends its iteration; after the last one, when it is gone.
     next: BTreeSet<(Nanos, u64)>,
     now: Nanos,
     events: Vec<Event>,
@@ -74,7 +74,7 @@ pub fn outcome(
     let (mut seen, mut last): (Vec<Moment>, _) = (Vec::new(), Nanos::ZERO);
     for event in events {
         last = event.at_ns;
-        // What a replay says of its scripts is true.
+        // A replay has no event of a script that is not there.
         let _ = Course::follow(&mut all, &event.what, last);
         if moments || proof.is_some() {
             let moment = courses::moment(&all, last);
@@ -110,7 +110,7 @@ impl Replay<'_> {
         let _ = self.tokens.came(id, &course.name, asked, self.now);
     }
 
-    /// What a script does with the token from now on, and how long.
+    /// A script with the token begins its next iteration, or its end.
     fn goes_on(&mut self, id: u64) {
         let (Some(course), Some(body)) = (self.courses.get(&id), self.bodies.get(&id)) else {
             return;
