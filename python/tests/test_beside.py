@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from fitted import everything, run, same
 from jobs import Job, squared
 from neap.torch import _planning, fit
 from torch import nn, optim
+from waits import until
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -39,8 +39,7 @@ class Slow:
 
     def runs(self) -> bool:
         """Whether the process that waits runs still. It is waited for until it has begun."""
-        while not self.began.exists() or not self.began.read_text():
-            time.sleep(0.01)
+        until(lambda: self.began.exists() and self.began.read_text())
         try:
             os.kill(int(self.began.read_text()), 0)
         except ProcessLookupError:
@@ -77,8 +76,7 @@ def test_a_plan_acts_before_the_best_is_found(slow: Slow) -> None:
     slow.may_go_on.touch()
     for _ in range(32):
         losses.append(job.iteration().clone())
-        while slow.runs():
-            time.sleep(0.01)
+        until(lambda: not slow.runs())
     assert fitted.settled
     report = fitted.close()
     assert report.planned > 32, report

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def until(found: Any, seconds: float = 200) -> None:
-    """Waits until something is so."""
+    """Waits until ``found`` gives something true, and fails after ``seconds``."""
     ends = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < ends
