@@ -151,7 +151,7 @@ class Search:
         asked = self._asked()
         quick = planner.quick(asked)
         if quick is None:
-            return planner.plan(asked)
+            return self.plan(planner)
         self._better = Beside(_BETTER, lambda: (planner, planner.plan(asked)))
         return quick
 
