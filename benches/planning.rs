@@ -52,7 +52,7 @@ fn chain(operators: usize) -> Graph {
         _ => 1 << 16,
     };
     let operand = |tensor: usize| Operand {
-        tensor: TensorId::of(tensor),
+        tensor: TensorId::from_index(tensor),
         version: 0,
         dtype: Dtype::U8,
         offset: 0,
@@ -119,7 +119,7 @@ fn with_request<R>(share: u64, f: impl FnOnce(&Request<'_>) -> R) -> R {
 fn with_graph<R>(graph: &Graph, share: u64, f: impl FnOnce(&Request<'_>) -> R) -> R {
     let device = builtin::find("a6000").expect("built in");
     let latencies = latency::latencies(graph, &device, None);
-    let peak = neap::job::liveness::Liveness::of(graph).peak;
+    let peak = neap::job::liveness::Liveness::new(graph).peak;
     f(&Request {
         file: (String::new(), json::sha256(graph)),
         ..Request::new(graph, &device, &latencies, Bytes(peak.0 * share / 100))

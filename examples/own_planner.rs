@@ -27,7 +27,7 @@ impl Planner for Distant {
                 residencies.decide(tensor, gap, Gap::Swap(residencies.tightest(tensor, gap)));
             }
         }
-        Decision::of(&residencies, given.target)
+        Decision::new(&residencies, given.target)
     }
 }
 

@@ -18,7 +18,7 @@ use neap::units::Bytes;
 fn main() -> Result<(), Box<dyn Error>> {
     let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/resnet18-adam.et.json.gz");
     let graph = chakra::import(&trace, &chakra::Options::default())?.graph;
-    let peak = Liveness::of(&graph).peak;
+    let peak = Liveness::new(&graph).peak;
 
     // A device gives the link's rates and, by its roofline, a time for each operator.
     let device = builtin::find("rtx4090").expect("built in");

@@ -243,7 +243,7 @@ fn maker(random: &mut Random, graph: &Graph, makes: usize) -> Option<job::Operan
 fn insert(graph: &mut Graph, at: usize, operator: job::Operator) {
     graph.operators.insert(at, operator);
     for until in graph.tensors.iter_mut().filter_map(|t| t.kept_until.as_mut()) {
-        *until = OpId::of(until.index() + usize::from(until.index() >= at));
+        *until = OpId::from_index(until.index() + usize::from(until.index() >= at));
     }
 }
 
@@ -252,12 +252,13 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
     let mut arrangement = Arrangement::default();
     let (mut refused, mut in_turn) = (0, [0, 0]);
     let all = may_wait(graph).into_iter().enumerate();
-    let moves: Vec<OpId> = all.filter(|of| !updates || of.1).map(|(at, _)| OpId::of(at)).collect();
+    let moves: Vec<OpId> =
+        all.filter(|of| !updates || of.1).map(|(at, _)| OpId::from_index(at)).collect();
     for (index, operator) in graph.operators.iter().enumerate() {
         if operator.kind == KNOWN && !random.once_in(3) {
             let all = operator.reads().next().expect("reads").elements();
             let elements = random.between(1, all as usize - 1).max(all as usize / 9) as u64;
-            arrangement.pieces.push(Pieces { operator: OpId::of(index), elements });
+            arrangement.pieces.push(Pieces { operator: OpId::from_index(index), elements });
         }
     }
     for (update, makers) in in_pieces(graph) {
@@ -275,7 +276,7 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
         // In turn, so that there is never more than a piece of the gradient.
         let last = makers.last().expect("a maker").index();
         let at = random.between(last, graph.operators.len() - 1);
-        let after = at.checked_sub(1).map(OpId::of);
+        let after = at.checked_sub(1).map(OpId::from_index);
         let count = u32::try_from(all.div_ceil(elements)).expect("few pieces");
         let mut tried = arrangement.clone();
         tried.order.extend((0..count).flat_map(|number| {
@@ -289,7 +290,7 @@ fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangemen
     }
     for _ in 0..12 {
         let operator = moves[random.below(moves.len())];
-        let after = random.below(graph.operators.len() + 1).checked_sub(1).map(OpId::of);
+        let after = random.below(graph.operators.len() + 1).checked_sub(1).map(OpId::from_index);
         let mut tried = arrangement.clone();
         let of = arrangement.pieces.iter().any(|pieces| pieces.operator == operator);
         let piece = (of && !random.once_in(3)).then(|| random.below(9) as u32);

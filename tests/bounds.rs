@@ -51,7 +51,7 @@ fn swaps(residencies: &Residencies<'_>, tensor: TensorId, gap: usize) -> Vec<Gap
 fn choices(residencies: &Residencies<'_>) -> Vec<(TensorId, usize, Vec<Option<Gap>>)> {
     let mut gaps: Vec<(u64, TensorId, usize)> = Vec::new();
     for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
-        let tensor = TensorId::of(index);
+        let tensor = TensorId::from_index(index);
         for gap in 0..lifetime.gaps.len() {
             let (p, n, round) = residencies.operators(tensor, gap);
             if round || n > p + 1 {

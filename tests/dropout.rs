@@ -44,7 +44,7 @@ fn request(graph: &Graph, method: Method, then: impl FnOnce(&Request<'_>) -> Pla
     then(&Request {
         file: ("x.graph.json".to_owned(), sha256(graph)),
         method,
-        ..Request::new(graph, &device, &latencies, Liveness::of(graph).peak)
+        ..Request::new(graph, &device, &latencies, Liveness::new(graph).peak)
     })
 }
 
@@ -101,7 +101,7 @@ fn see(graph: &[Tensor], name: &str, version: u32) -> Operand {
     let index = graph.iter().position(|t| t.name == name).expect("a tensor");
     let t = &graph[index];
     Operand {
-        tensor: TensorId::of(index),
+        tensor: TensorId::from_index(index),
         version,
         dtype: t.dtype,
         offset: 0,

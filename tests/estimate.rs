@@ -17,7 +17,7 @@ const CLASS: Class = Class { capability: 9, multiprocessors: 132, threads: 2048 
 fn estimate(trace: &Path) -> Answer {
     let job = Job::read(trace, &Limits::default()).unwrap();
     let mut forecast =
-        Forecast::of(&job, &Settings { class: CLASS, without: Vec::new(), cudnn_workspace: 0 });
+        Forecast::new(&job, &Settings { class: CLASS, without: Vec::new(), cudnn_workspace: 0 });
     answer(&job, &mut forecast, &Config::default())
 }
 

@@ -60,7 +60,7 @@ fn graph_and_simulate(path: &Path) {
     let Ok(graph) = json::read(path) else { return };
     let device = neap::device::builtin::find("host").unwrap();
     let latencies = neap::device::latency::latencies(&graph, &device, None);
-    let _ = neap::job::liveness::Liveness::of(&graph);
+    let _ = neap::job::liveness::Liveness::new(&graph);
     if let Ok(program) = Program::new(&graph, &latencies, &[]) {
         let _ = engine::run(
             &program,

@@ -255,23 +255,23 @@ fn hostile() {
 /// What a command does with a trace that was read.
 fn estimated(random: &mut Random, trace: Trace) {
     let class = Class { capability: 9, multiprocessors: 132, threads: 2048 };
-    let job = Job::of(trace);
+    let job = Job::new(trace);
     let settings = Settings { class, without: Vec::new(), cudnn_workspace: LARGEST_BLOCK };
     let mut forecast = match random.below(4) {
         0 => xmem::forecast(&job),
         1 => "zero-grad=start,dtype=bf16"
             .parse::<WhatIf>()
             .unwrap()
-            .apply(&job, Forecast::of(&job, &settings)),
+            .apply(&job, Forecast::new(&job, &settings)),
         2 => "zero-grad=backward"
             .parse::<WhatIf>()
             .unwrap()
-            .apply(&job, Forecast::of(&job, &settings)),
-        _ => Forecast::of(&job, &settings),
+            .apply(&job, Forecast::new(&job, &settings)),
+        _ => Forecast::new(&job, &settings),
     };
     let answer = answer::peaks(&job, &mut forecast, &Config::default());
     let _ = (answer.wanted(), answer.verdict(&forecast, &Config::default(), Bytes(1 << 34)));
-    let _ = Places::of(&job).by_module(&forecast, &answer);
+    let _ = Places::new(&job).by_module(&forecast, &answer);
 }
 
 /// What everything that uses a trace relies on.

@@ -313,7 +313,7 @@ fn any_window_that_is_let_pass_is_safe() {
             let hand_overs = random.below(3);
             let after: BTreeSet<usize> =
                 (0..hand_overs).map(|_| random.below(graph.operators.len())).collect();
-            let hands_over_after = after.into_iter().map(OpId::of).collect();
+            let hands_over_after = after.into_iter().map(OpId::from_index).collect();
             job.window = Some(Window { offset, bytes, hands_over_after });
             base += part.plan.figures.arena_bytes;
         }

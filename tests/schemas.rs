@@ -29,7 +29,7 @@ fn committed_schemas_are_those_of_the_code() {
 #[test]
 fn the_hand_written_mlp_reads_and_trains() {
     let graph = json::read(&root().join("fixtures/mlp.graph.json")).unwrap();
-    let live = Liveness::of(&graph);
+    let live = Liveness::new(&graph);
     assert_eq!(
         graph.operators.iter().filter(|o| o.phase == Phase::Optimize).count(),
         6,

@@ -26,7 +26,7 @@ fn operations() -> u64 {
 
 impl Captures {
     /// The capture that a stream is in.
-    pub fn of(&self, stream: u64) -> Option<u64> {
+    pub fn containing(&self, stream: u64) -> Option<u64> {
         self.streams.get(&stream).copied()
     }
 
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn cudaStreamEndCapture(stream: Handle, out: *mut Handle) 
 /// 0 is none, 1 active.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamIsCapturing(stream: Handle, out: *mut c_int) -> Status {
-    unsafe { put(out, with(|s| s.captures.of(stream as u64)).is_some() as c_int) };
+    unsafe { put(out, with(|s| s.captures.containing(stream as u64)).is_some() as c_int) };
     SUCCESS
 }
 
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn cudaStreamGetCaptureInfo(
     number: *mut u64,
     graph: *mut Handle,
 ) -> Status {
-    let capture = with(|s| s.captures.of(stream as u64));
+    let capture = with(|s| s.captures.containing(stream as u64));
     unsafe {
         put(status, capture.is_some() as c_int);
         put(number, capture.unwrap_or(0));

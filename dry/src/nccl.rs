@@ -362,7 +362,7 @@ pub extern "C" fn ncclAllReduce(
     communicator: Handle,
     _stream: *mut c_void,
 ) -> Status {
-    let kind = Kind::of(kind);
+    let kind = Kind::from_nccl(kind);
     collective(communicator, (send, count * kind.bytes()), receive, |_, all| {
         reduce::all(kind, operation, all)
     })
@@ -379,7 +379,7 @@ pub extern "C" fn ncclReduce(
     communicator: Handle,
     _stream: *mut c_void,
 ) -> Status {
-    let kind = Kind::of(kind);
+    let kind = Kind::from_nccl(kind);
     // SAFETY: the caller gives a communicator of ours.
     let is_root = unsafe { (*communicator).rank } == root as usize;
     let to = if is_root { receive } else { send };
@@ -398,7 +398,7 @@ pub extern "C" fn ncclBroadcast(
     communicator: Handle,
     _stream: *mut c_void,
 ) -> Status {
-    let kind = Kind::of(kind);
+    let kind = Kind::from_nccl(kind);
     // SAFETY: the caller gives a communicator of ours.
     let is_root = unsafe { (*communicator).rank } == root as usize;
     let from = if is_root { send } else { receive };
@@ -428,7 +428,7 @@ pub extern "C" fn ncclAllGather(
     communicator: Handle,
     _stream: *mut c_void,
 ) -> Status {
-    let kind = Kind::of(kind);
+    let kind = Kind::from_nccl(kind);
     collective(communicator, (send, count * kind.bytes()), receive, |_, all| all.concat())
 }
 
@@ -442,7 +442,7 @@ pub extern "C" fn ncclReduceScatter(
     communicator: Handle,
     _stream: *mut c_void,
 ) -> Status {
-    let kind = Kind::of(kind);
+    let kind = Kind::from_nccl(kind);
     // SAFETY: the caller gives a communicator of ours.
     let ranks = unsafe { (*communicator).ranks };
     let part = count * kind.bytes();
@@ -506,7 +506,7 @@ macro_rules! messages {
             communicator: Handle,
             _stream: *mut c_void,
         ) -> Status {
-            let bytes = count * Kind::of(kind).bytes();
+            let bytes = count * Kind::from_nccl(kind).bytes();
             if !small(bytes) {
                 return SUCCESS;
             }

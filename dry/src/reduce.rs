@@ -21,7 +21,7 @@ pub enum Kind {
 
 impl Kind {
     /// From `ncclDataType_t`.
-    pub fn of(kind: c_int) -> Self {
+    pub fn from_nccl(kind: c_int) -> Self {
         match kind {
             0 => Kind::I8,
             1 => Kind::U8,

@@ -189,7 +189,7 @@ pub unsafe extern "C" fn cudaEventRecord(event: Handle, stream: Handle) -> Statu
     if let Some(event) = unsafe { event.cast::<Event>().as_ref() } {
         event.at.store(now(), Ordering::Relaxed);
         event.pending.store(true, Ordering::Relaxed);
-        let capture = with(|s| s.captures.of(stream as u64));
+        let capture = with(|s| s.captures.containing(stream as u64));
         event.capture.store(capture.unwrap_or(0), Ordering::Relaxed);
     }
     SUCCESS

@@ -42,7 +42,7 @@ pub struct Places<'a> {
 impl<'a> Places<'a> {
     /// Nests the module calls of a job.
     #[must_use]
-    pub fn of(job: &'a Job) -> Self {
+    pub fn new(job: &'a Job) -> Self {
         let Job { trace, calls, .. } = job;
         let count = trace.modules.iter().map(|m| usize::from(m.thread.0) + 1).max().unwrap_or(0);
         let mut places = Self {
@@ -306,7 +306,7 @@ mod tests {
             memory(205, 1, 65536, 5),
         ];
         let text = format!(r#"{{"traceEvents":[{}]}}"#, events.join(","));
-        Job::of(
+        Job::new(
             parse(std::io::Cursor::new(text.into_bytes()), Path::new("test"), &Limits::default())
                 .unwrap(),
         )
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn backward_belongs_to_the_module_whose_forward_made_the_node() {
         let job = job();
-        let places = Places::of(&job);
+        let places = Places::new(&job);
         let found = |name: &str| {
             let op =
                 job.trace.ops.iter().position(|o| job.trace.text(o.name) == name).unwrap() as u32;
@@ -334,9 +334,9 @@ mod tests {
     }
 
     fn check_sums(job: &Job) -> Vec<Usage> {
-        let mut forecast = Forecast::of(job, &settings());
+        let mut forecast = Forecast::new(job, &settings());
         let answer = peaks(job, &mut forecast, &Config::default());
-        let rows = Places::of(job).by_module(&forecast, &answer);
+        let rows = Places::new(job).by_module(&forecast, &answer);
         assert_eq!(
             rows.iter().map(|r| r.at_peak).sum::<u64>(),
             answer.by_role.values().sum::<u64>()

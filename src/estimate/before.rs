@@ -32,7 +32,7 @@ pub struct Before {
 impl Before {
     /// Finds the blocks from before `trace`.
     #[must_use]
-    pub fn of(trace: &Trace, calls: &Calls, edited: &Edited) -> Self {
+    pub fn new(trace: &Trace, calls: &Calls, edited: &Edited) -> Self {
         let mut before = Self::default();
         let updated = edited
             .steps
@@ -109,7 +109,7 @@ impl Before {
             }
             let inputs: &Inputs = parsed
                 .entry(op.args)
-                .or_insert_with(|| Inputs::of(trace, trace.args[op.args as usize]));
+                .or_insert_with(|| Inputs::new(trace, trace.args[op.args as usize]));
             let statistics: Vec<u64> = [3, 4]
                 .iter()
                 .filter_map(|&i| inputs.tensor(i))
@@ -158,7 +158,7 @@ impl Before {
             }
             let inputs: &Inputs = parsed
                 .entry(op.args)
-                .or_insert_with(|| Inputs::of(trace, trace.args[op.args as usize]));
+                .or_insert_with(|| Inputs::new(trace, trace.args[op.args as usize]));
             let Some(table) = inputs.tensor(0) else { continue };
             let bytes = table.bytes();
             if !table.integral
@@ -228,7 +228,7 @@ fn accumulated(trace: &Trace, calls: &Calls) -> Vec<u64> {
     for (index, op) in trace.ops.iter().enumerate() {
         let name = trace.text(op.name);
         if name == "torch::autograd::AccumulateGrad" {
-            if let Some(gradient) = Inputs::of(trace, trace.args[op.args as usize]).tensor(0) {
+            if let Some(gradient) = Inputs::new(trace, trace.args[op.args as usize]).tensor(0) {
                 sizes.push(gradient.bytes());
             }
         } else if !sizes.is_empty() && calls.parent[index] == NONE && name == "aten::zeros_like" {

@@ -29,7 +29,7 @@ pub struct Calls {
 impl Calls {
     /// Nests the operators of a trace.
     #[must_use]
-    pub fn of(trace: &Trace) -> Self {
+    pub fn new(trace: &Trace) -> Self {
         let count = trace
             .ops
             .iter()

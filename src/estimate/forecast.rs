@@ -33,14 +33,14 @@ impl Job {
     /// # Errors
     /// When the trace can't be used, as [`trace::read`].
     pub fn read(path: &Path, limits: &Limits) -> Result<Self, TraceError> {
-        Ok(Self::of(trace::read(path, limits)?))
+        Ok(Self::new(trace::read(path, limits)?))
     }
 
     /// Nests a trace's operators and finds its iterations.
     #[must_use]
-    pub fn of(trace: Trace) -> Self {
-        let calls = Calls::of(&trace);
-        let phases = Phases::of(&trace, &calls);
+    pub fn new(trace: Trace) -> Self {
+        let calls = Calls::new(&trace);
+        let phases = Phases::new(&trace, &calls);
         Self { trace, calls, phases }
     }
 }
@@ -83,15 +83,15 @@ pub struct Forecast {
 impl Forecast {
     /// Makes the forecast of a job.
     #[must_use]
-    pub fn of(job: &Job, settings: &Settings) -> Self {
+    pub fn new(job: &Job, settings: &Settings) -> Self {
         let Job { trace, calls, phases } = job;
         let edited = gpu::edit(trace, calls, settings);
         let before = if settings.without.contains(&Rule::Before) {
             Before::default()
         } else {
-            Before::of(trace, calls, &edited)
+            Before::new(trace, calls, &edited)
         };
-        let sequence = Sequence::of(&before, &edited.lives);
+        let sequence = Sequence::new(&before, &edited.lives);
         let from_before = before.roles();
         let blocks = sequence
             .lives
@@ -155,7 +155,7 @@ impl Forecast {
         self.times.truncate(to);
         self.starts.truncate(index + 1);
         let cleared = iteration.clears.first().map(|c| c.end);
-        let mut pass = Pass::of(&pattern, &self.blocks, cleared);
+        let mut pass = Pass::new(&pattern, &self.blocks, cleared);
         for round in 0..count {
             self.starts.push(self.requests.len());
             let later = (round as u64 + 1)
@@ -178,7 +178,7 @@ struct Pass {
 }
 
 impl Pass {
-    fn of(pattern: &[(Request, u64)], blocks: &[Block], cleared: Option<u64>) -> Self {
+    fn new(pattern: &[(Request, u64)], blocks: &[Block], cleared: Option<u64>) -> Self {
         let mut left = HashSet::new();
         let mut order = Vec::new();
         let mut frees_older_gradients = false;

@@ -89,7 +89,7 @@ pub struct Inputs {
 impl Inputs {
     /// Parses the texts of `args`. Texts that can't be parsed are left out.
     #[must_use]
-    pub fn of(trace: &Trace, args: Args) -> Self {
+    pub fn new(trace: &Trace, args: Args) -> Self {
         let column = |text: Option<Text>| -> Vec<Value> {
             text.and_then(|t| serde_json::from_str::<Value>(trace.text(t)).ok())
                 .and_then(|v| if let Value::Array(a) = v { Some(a) } else { None })

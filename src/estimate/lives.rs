@@ -53,7 +53,7 @@ pub struct Lives {
 impl Lives {
     /// Pairs `trace`'s allocations with their frees, by address.
     #[must_use]
-    pub fn of(trace: &Trace, calls: &Calls) -> Self {
+    pub fn new(trace: &Trace, calls: &Calls) -> Self {
         let mut lives = Self {
             list: Vec::with_capacity(trace.memory.len() / 2 + 16),
             of_event: vec![NO_LIFE; trace.memory.len()],

@@ -52,7 +52,7 @@ pub struct Phases {
 impl Phases {
     /// Finds the iterations of a trace.
     #[must_use]
-    pub fn of(trace: &Trace, calls: &Calls) -> Self {
+    pub fn new(trace: &Trace, calls: &Calls) -> Self {
         let spans = |wanted: &dyn Fn(&str) -> bool| -> Vec<Span> {
             trace
                 .marks

@@ -22,7 +22,7 @@ pub struct Sequence {
 impl Sequence {
     /// Orders the requests of all blocks.
     #[must_use]
-    pub fn of(before: &Before, lives: &Lives) -> Self {
+    pub fn new(before: &Before, lives: &Lives) -> Self {
         let mut sequence = Self::default();
         for (bytes, _) in before.roles() {
             sequence.allocate(0, bytes, u32::MAX);

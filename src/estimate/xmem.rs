@@ -1,5 +1,5 @@
 //! xMem's rules (`--rules xmem`), as a baseline to measure against. neap's own estimate,
-//! [`Forecast::of`], keeps every event instead.
+//! [`Forecast::new`], keeps every event instead.
 //!
 //! Source: xMem ("A CPU-Based Approach for Accurate Estimation of GPU Memory in Deep Learning
 //! Training Workloads", arXiv 2510.21048) and its published code, Stone-ResearchLife/xMem:
@@ -69,7 +69,7 @@ pub fn forecast(job: &Job) -> Forecast {
     }
     let claims = iterations
         .last()
-        .map_or_else(Vec::new, |last| Analyzer::of(job, last.span.end).claims(iterations));
+        .map_or_else(Vec::new, |last| Analyzer::new(job, last.span.end).claims(iterations));
     assemble(claims, iterations, notes)
 }
 
@@ -88,8 +88,8 @@ struct Layer {
 }
 
 impl<'a> Analyzer<'a> {
-    fn of(job: &'a Job, until: u64) -> Self {
-        let lives = Lives::of(&job.trace, &job.calls);
+    fn new(job: &'a Job, until: u64) -> Self {
+        let lives = Lives::new(&job.trace, &job.calls);
         let order =
             (0..id32(lives.list.len())).filter(|&l| !lives.list[l as usize].before).collect();
         Self { job, lives, order, until }
@@ -363,7 +363,7 @@ mod tests {
             }
         }
         let text = format!(r#"{{"traceEvents":[{}]}}"#, events.join(","));
-        Job::of(
+        Job::new(
             parse(std::io::Cursor::new(text.into_bytes()), "t".as_ref(), &Limits::default())
                 .unwrap(),
         )

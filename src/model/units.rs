@@ -211,7 +211,7 @@ macro_rules! id {
             /// When `index` is above `u32::MAX`, which the graph's limits exclude.
             #[inline]
             #[must_use]
-            pub fn of(index: usize) -> Self {
+            pub fn from_index(index: usize) -> Self {
                 Self(u32::try_from(index).unwrap_or_else(|_| too_many()))
             }
         }

@@ -57,7 +57,7 @@ impl Planner for Capuchin {
         };
         maker.hidden();
         while maker.residencies.load.peak().1 > given.target && maker.exposed() {}
-        Decision::of(&maker.residencies, given.target)
+        Decision::new(&maker.residencies, given.target)
     }
 }
 
@@ -117,7 +117,7 @@ impl PolicyMaker<'_> {
     fn hidden(&mut self) {
         let mut candidates: Vec<(Reverse<i128>, TensorId, usize)> = Vec::new();
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
-            let tensor = TensorId::of(index);
+            let tensor = TensorId::from_index(index);
             for gap in 0..lifetime.uses.len().saturating_sub(1) {
                 let free = self.free_time(tensor, gap);
                 if lifetime.bytes > 0
@@ -180,7 +180,7 @@ impl PolicyMaker<'_> {
         let slot = u32::try_from(peak).unwrap_or(u32::MAX);
         let mut ranked: Vec<(Reverse<u128>, Means, TensorId, usize)> = Vec::new();
         for index in 0..self.residencies.lifetimes.len() {
-            let tensor = TensorId::of(index);
+            let tensor = TensorId::from_index(index);
             let Some(gap) = self.residencies.gap_over(tensor, slot) else { continue };
             let lifetime = &self.residencies.lifetimes[index];
             if lifetime.gaps[gap] != Gap::Keep
@@ -228,7 +228,7 @@ impl PolicyMaker<'_> {
     fn hurry(&mut self, slot: u32) -> bool {
         let mut lingering: Option<(u64, TensorId, usize)> = None;
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
-            let tensor = TensorId::of(index);
+            let tensor = TensorId::from_index(index);
             let Some(gap) = self.residencies.gap_over(tensor, slot) else { continue };
             let swap = matches!(lifetime.gaps[gap], Gap::Swap(_))
                 && !self.residencies.relieves(tensor, gap, lifetime.gaps[gap], slot as usize);

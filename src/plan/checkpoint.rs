@@ -55,7 +55,7 @@ impl Planner for Checkpoint {
                 break;
             }
         }
-        Decision::of(best.as_ref().unwrap_or(&whole), given.target)
+        Decision::new(best.as_ref().unwrap_or(&whole), given.target)
     }
 }
 
@@ -89,7 +89,7 @@ fn saved(residencies: &Residencies<'_>, forward: &[bool]) -> Vec<Saved> {
             .generates()
             .map(|o| residencies.lifetimes[o.tensor.index()].bytes);
         found.push(Saved {
-            tensor: TensorId::of(index),
+            tensor: TensorId::from_index(index),
             made,
             last: lifetime.uses[gap] / 2,
             wanted: lifetime.uses[gap + 1] / 2,

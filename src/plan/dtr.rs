@@ -42,7 +42,7 @@ impl Planner for Dtr {
             let slot = u32::try_from(slot).unwrap_or(u32::MAX);
             while played.residencies.load.at(slot as usize) > given.target && played.evict(slot) {}
         }
-        Decision::of(&played.residencies, given.target)
+        Decision::new(&played.residencies, given.target)
     }
 }
 
@@ -71,7 +71,7 @@ impl<'a, 'g> Played<'a, 'g> {
         let tensors = given.graph.tensors.len();
         let (mut from, mut into) = (vec![Vec::new(); tensors], vec![Vec::new(); tensors]);
         for (operator, _) in given.latencies.iter().enumerate() {
-            let id = OpId::of(operator);
+            let id = OpId::from_index(operator);
             for &made in residencies.generates(id) {
                 for &read in residencies.reads(id) {
                     if !residencies.lifetime(read).long_lived && read != made {
@@ -95,7 +95,7 @@ impl<'a, 'g> Played<'a, 'g> {
         let mut seen = vec![0u32; gone.len()];
         let mut residents = Vec::new();
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
-            let tensor = TensorId::of(index);
+            let tensor = TensorId::from_index(index);
             if lifetime.long_lived || lifetime.bytes == 0 {
                 continue;
             }
@@ -139,7 +139,7 @@ impl<'a, 'g> Played<'a, 'g> {
             let made = lifetime.uses.first().is_some_and(|&first| first < slot);
             let again = lifetime.uses.last().is_some_and(|&last| last > slot);
             let gone = made && !lifetime.long_lived;
-            (gone && !self.residencies.held(TensorId::of(index), slot)).then_some(again)
+            (gone && !self.residencies.held(TensorId::from_index(index), slot)).then_some(again)
         };
         self.residencies.lifetimes.iter().enumerate().map(of).collect()
     }

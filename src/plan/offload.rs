@@ -27,7 +27,7 @@ impl Planner for Optimizer {
         let ahead = streamed(given, true);
         let residencies =
             if ahead.load.peak().1 <= given.target { ahead } else { streamed(given, false) };
-        Decision::of(&residencies, given.target)
+        Decision::new(&residencies, given.target)
     }
 }
 
@@ -37,7 +37,7 @@ fn streamed<'a>(given: &Given<'a>, ahead: bool) -> Residencies<'a> {
     let mut residencies = Residencies::new(given.graph);
     let clock = Clock::nominal(given.latencies);
     let states: Vec<TensorId> = (0..given.graph.tensors.len())
-        .map(TensorId::of)
+        .map(TensorId::from_index)
         .filter(|&t| {
             let lifetime = residencies.lifetime(t);
             let step = |slot: &u32| given.graph.operator(OpId(slot / 2)).phase == Phase::Optimize;

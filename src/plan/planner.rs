@@ -42,7 +42,7 @@ pub struct Decision {
 impl Decision {
     /// The decision that `residencies` describe.
     #[must_use]
-    pub fn of(residencies: &Residencies<'_>, target: u64) -> Self {
+    pub fn new(residencies: &Residencies<'_>, target: u64) -> Self {
         let peak = residencies.load.peak();
         let loads = residencies.load.all().into_iter().skip(1).step_by(2).collect();
         Self { emitted: emit::events(residencies), peak, loads, reached: peak.1 <= target }

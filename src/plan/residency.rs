@@ -78,7 +78,7 @@ struct Touched {
 }
 
 impl Touched {
-    fn of(graph: &Graph) -> Self {
+    fn new(graph: &Graph) -> Self {
         let mut touched = Self { tensors: Vec::new(), at: Vec::new(), scratch: Vec::new() };
         for operator in &graph.operators {
             let mut at = [0; 3];
@@ -200,7 +200,7 @@ impl<'a> Residencies<'a> {
             scratch: vec![0; n + 1],
             chains: BTreeMap::new(),
             shared: BTreeMap::new(),
-            touched: Arc::new(Touched::of(graph)),
+            touched: Arc::new(Touched::new(graph)),
         }
     }
 
@@ -266,7 +266,7 @@ impl<'a> Residencies<'a> {
         for (index, lifetime) in self.lifetimes.iter().enumerate() {
             for (gap, decision) in lifetime.gaps.others() {
                 if let Gap::Swap(swap) = decision {
-                    visit(TensorId::of(index), gap, swap);
+                    visit(TensorId::from_index(index), gap, swap);
                 }
             }
         }
@@ -275,7 +275,10 @@ impl<'a> Residencies<'a> {
     /// Every gap of every tensor that is not kept, with what is decided for it.
     pub fn decisions(&self) -> impl Iterator<Item = (TensorId, usize, Gap)> {
         self.lifetimes.iter().enumerate().flat_map(|(index, lifetime)| {
-            lifetime.gaps.others().map(move |(gap, decision)| (TensorId::of(index), gap, decision))
+            lifetime
+                .gaps
+                .others()
+                .map(move |(gap, decision)| (TensorId::from_index(index), gap, decision))
         })
     }
 

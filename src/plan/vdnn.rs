@@ -69,7 +69,7 @@ struct Offload {
 fn offload(given: &Given<'_>, policy: impl Fn(&Layers, TensorId) -> bool) -> Decision {
     let mut residencies = Residencies::new(given.graph);
     let clock = Clock::nominal(given.latencies);
-    let layers = Layers::of(given.graph);
+    let layers = Layers::new(given.graph);
     let saved = saved(&residencies, &layers);
     // For each layer, its offloads and the start of its backward.
     let mut offloads: Vec<Vec<&Offload>> =
@@ -107,7 +107,7 @@ fn offload(given: &Given<'_>, policy: impl Fn(&Layers, TensorId) -> bool) -> Dec
             residencies.decide(offload.tensor, offload.gap, Gap::Swap(swap));
         }
     }
-    Decision::of(&residencies, given.target)
+    Decision::new(&residencies, given.target)
 }
 
 /// For each layer that offloads, the operator before which its feature maps are fetched; `None` if
@@ -137,7 +137,7 @@ fn prefetch(
 fn saved(residencies: &Residencies<'_>, layers: &Layers) -> Vec<Offload> {
     let mut found = Vec::new();
     for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
-        let tensor = TensorId::of(index);
+        let tensor = TensorId::from_index(index);
         if lifetime.bytes == 0
             || !matches!(residencies.graph.tensor(tensor).role, Role::Activation | Role::Input)
         {
@@ -169,7 +169,7 @@ struct Layers {
 }
 
 impl Layers {
-    fn of(graph: &Graph) -> Self {
+    fn new(graph: &Graph) -> Self {
         let forward: Vec<bool> =
             graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
         let kinds = |is: fn(&Operator) -> bool| -> Vec<bool> {

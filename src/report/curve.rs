@@ -122,7 +122,7 @@ fn draw(
         Across::Events => (&COUNTS, "event"),
         Across::Sizes => (&COUNTS, "size"),
     };
-    let (time, memory) = (Scale::of(end, units, 8), Scale::of(highest, &SIZES, 6));
+    let (time, memory) = (Scale::new(end, units, 8), Scale::new(highest, &SIZES, 6));
     // Some room above the highest value.
     let top = highest.saturating_add(highest / 16);
 
@@ -252,7 +252,7 @@ fn legend(root: &Area<'_>, title: &str, curves: &[Curve<'_>]) -> Drawn {
 
 /// A size with two decimals, rounded down, in the unit of an axis that ends there.
 pub(super) fn size(value: Bytes) -> String {
-    let scale = Scale::of(value.0, &SIZES, 8);
+    let scale = Scale::new(value.0, &SIZES, 8);
     let (whole, rest) = (value.0 / scale.one, value.0 % scale.one);
     let hundredths = u128::from(rest) * 100 / u128::from(scale.one);
     if scale.one == 1 {
@@ -329,7 +329,7 @@ pub(super) struct Scale {
 impl Scale {
     /// A scale for values up to `highest`: the largest unit of which that is at least two, and at
     /// most `most` ticks above zero.
-    pub fn of(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
+    pub fn new(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
         let fits = units.iter().find(|(_, one)| highest / 2 >= *one).or(units.last());
         let (unit, one) = fits.copied().unwrap_or(("", 1));
         // Ticks are at least a hundredth of a unit apart, or a whole unit if the unit is
@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn ticks_are_round_in_the_fitting_unit() {
         let labels = |highest, units: &[_], most| {
-            let scale = Scale::of(highest, units, most);
+            let scale = Scale::new(highest, units, most);
             (
                 scale.unit,
                 scale

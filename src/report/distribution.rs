@@ -31,7 +31,7 @@ pub fn svg(title: &str, what: &str, series: &[(String, Vec<Nanos>)]) -> io::Resu
 
 fn draw(root: &Area<'_>, title: &str, what: &str, series: &[(String, Vec<Nanos>)]) -> Drawn {
     let end = series.iter().filter_map(|s| s.1.last()).map(|t| t.0).max().unwrap_or(0).max(1);
-    let (time, share) = (Scale::of(end, &TIMES, 8), Scale::of(100, &PERCENT, 5));
+    let (time, share) = (Scale::new(end, &TIMES, 8), Scale::new(100, &PERCENT, 5));
     let across = format!("{what} ({})", time.unit);
     let mut chart = frame(root, TOP, &across, "share of jobs (%)", (&time, end), (&share, 104))?;
     let mut x = LEFT as i32;

@@ -68,7 +68,7 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
     let all = || panel.curves.iter().flat_map(|c| &c.points).chain(&panel.bound);
     let widest = all().map(|p| p.0.0).max().unwrap_or(0).max(panel.unplanned.0.0).max(1);
     let slowest = all().map(|p| ratio(p.1)).fold(1.0, f64::max);
-    let memory = Scale::of(widest, &SIZES, 8);
+    let memory = Scale::new(widest, &SIZES, 8);
     // Some room above, so that the edge hides nothing.
     let top = if slowest > HIGHEST { HIGHEST } else { (slowest - 1.0).mul_add(1.1, 1.02) };
     let bottom = 1.0 - (top - 1.0) * 0.03;

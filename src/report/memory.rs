@@ -152,7 +152,7 @@ impl Stack {
             Across::Events => (&COUNTS, "allocator request"),
             Across::Sizes => (&COUNTS, "size"),
         };
-        let (time, memory) = (Scale::of(self.end, units, 8), Scale::of(highest, &SIZES, 6));
+        let (time, memory) = (Scale::new(self.end, units, 8), Scale::new(highest, &SIZES, 6));
         let top = highest.saturating_add(highest / 12);
         let across = match time.unit {
             "" => what.to_owned(),

@@ -31,7 +31,7 @@ pub fn allow(graph: &mut Graph, workspace: Bytes) -> Result<(), GraphError> {
         .iter()
         .enumerate()
         .filter(|(_, o)| super::has_algorithms(&o.kind))
-        .map(|(i, _)| OpId::of(i));
+        .map(|(i, _)| OpId::from_index(i));
     let wanted: Vec<_> = having.map(|id| (id, workspace)).collect();
     graph.reserve(wanted)
 }
@@ -57,10 +57,10 @@ pub fn job(
         let counted = times.get(WARM_UP as usize..).unwrap_or_default();
         Row {
             load_percent: settings.load_percent,
-            ..Row::of(operator, settings.target.key(&profile.name), middle(counted))
+            ..Row::new(operator, settings.target.key(&profile.name), middle(counted))
         }
         .beside(operator, profile)
-        .by(outcome.libraries.get(&OpId::of(index)))
+        .by(outcome.libraries.get(&OpId::from_index(index)))
     };
     Ok(graph.operators.iter().zip(&outcome.operator_ns).enumerate().map(row).collect())
 }
@@ -88,7 +88,7 @@ pub fn alone(
     let times: Vec<Nanos> = counted.iter().map(|(start, end)| *end - *start).collect();
     Ok(Row {
         load_percent: settings.load_percent,
-        ..Row::of(operator, settings.target.key(&profile.name), middle(&times))
+        ..Row::new(operator, settings.target.key(&profile.name), middle(&times))
     }
     .beside(operator, profile)
     .by(chosen.as_ref()))
@@ -144,7 +144,7 @@ pub fn first(graph: &Graph, start: Bytes) -> (Item, BTreeMap<TensorId, Bytes>) {
     let mut addresses: BTreeMap<TensorId, Bytes> = BTreeMap::new();
     let mut end = start;
     for (index, tensor) in graph.tensors.iter().enumerate() {
-        addresses.insert(TensorId::of(index), end);
+        addresses.insert(TensorId::from_index(index), end);
         end += tensor.bytes.in_blocks();
     }
     let own = graph.operators.first().map_or(Bytes::ZERO, |o| o.workspace.in_blocks());

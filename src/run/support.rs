@@ -103,7 +103,7 @@ pub fn index_limit(graph: &Graph) -> Option<u64> {
 #[must_use]
 pub fn random_keys(graph: &Graph) -> Vec<u64> {
     let file = file_keys(graph.framework());
-    let of = |index: usize| file[graph.framework_operator(OpId::of(index)).index()];
+    let of = |index: usize| file[graph.framework_operator(OpId::from_index(index)).index()];
     (0..graph.operators.len()).map(of).collect()
 }
 

@@ -125,7 +125,7 @@ impl Draw {
         self.below(n) == 0
     }
 
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+    fn one<T: Copy>(&mut self, all: &[T]) -> T {
         all[usize::try_from(self.below(all.len() as u64)).unwrap_or(0)]
     }
 
@@ -150,7 +150,7 @@ struct Parts {
 impl Parts {
     fn tensor(&mut self, name: &str, role: Role, dtype: Dtype, shape: &[u64]) -> Operand {
         let bytes = shape.iter().fold(dtype.size(), |all, &n| all.saturating_mul(n));
-        let tensor = TensorId::of(self.tensors.len());
+        let tensor = TensorId::from_index(self.tensors.len());
         self.tensors.push(Tensor {
             name: name.to_owned(),
             bytes: Bytes(bytes),
@@ -243,8 +243,8 @@ impl Parts {
 }
 
 fn convolution(d: &mut Draw, backward: bool) -> Parts {
-    let kernel = d.of(&[1, 1, 3, 3, 3, 5, 7]);
-    let stride = d.of(&[1, 1, 1, 2]);
+    let kernel = d.one(&[1, 1, 3, 3, 3, 5, 7]);
+    let stride = d.one(&[1, 1, 1, 2]);
     let (batch, side) = (d.log(1, 16), d.log(kernel.max(4), 64));
     let depthwise = kernel > 1 && d.one_in(6);
     let mut channels_in = if d.one_in(8) { 3 } else { d.log(8, 384) };
@@ -396,9 +396,9 @@ fn layer_norm(d: &mut Draw) -> Parts {
 
 fn max_pool(d: &mut Draw) -> Parts {
     let (batch, channels, side) = images(d);
-    let kernel = d.of(&[2, 3]);
-    let stride = d.of(&[1, 2, 2]);
-    let padding = if kernel == 3 { d.of(&[0, 1]) } else { 0 };
+    let kernel = d.one(&[2, 3]);
+    let stride = d.one(&[1, 2, 2]);
+    let padding = if kernel == 3 { d.one(&[0, 1]) } else { 0 };
     let out = (side + 2 * padding - kernel) / stride + 1;
     let mut p = Parts::default();
     p.input(&[batch, channels, side, side]);
@@ -454,7 +454,7 @@ mod tests {
                         && row.roofline_ns.is_some()
                         && row.key == latency::key(&graph.operators[0])
                 );
-                assert!(Features::of(&row.key, 0, 0, 0).is_some(), "{}", row.key);
+                assert!(Features::new(&row.key, 0, 0, 0).is_some(), "{}", row.key);
             }
         }
         assert!(samples("aten::mm", 1, 0).is_some() && samples("nothing", 1, 0).is_none());

@@ -197,7 +197,7 @@ fn enter(
     // A part of a larger tensor: of that it is only known how far the part reaches.
     let (elements, shape) = if span > elements { (span, vec![span]) } else { (elements, shape) };
     let bytes = Bytes(elements.checked_mul(operand.dtype.size())?);
-    let id = TensorId::of(tensors.len());
+    let id = TensorId::from_index(tensors.len());
     let of = graph.tensor(operand.tensor);
     let (_, tensor, first) = tensors.entry(operand.tensor).or_insert_with(|| {
         let kept = Tensor { kept_until: None, dtype: operand.dtype, ..of.clone() };

@@ -86,7 +86,10 @@ fn batch_key(graph: &Graph, number: usize) -> String {
 #[must_use]
 pub fn long_lived(graph: &Graph) -> Vec<TensorId> {
     let generators = graph.generators();
-    (0..graph.tensors.len()).filter(|&t| generators[t].is_none()).map(TensorId::of).collect()
+    (0..graph.tensors.len())
+        .filter(|&t| generators[t].is_none())
+        .map(TensorId::from_index)
+        .collect()
 }
 
 struct Wanted {

@@ -57,7 +57,7 @@ pub fn paper(
         iteration: run.iteration,
         unplanned_peak: unplanned_peak(graph.framework(), liveness),
         no_free: graph.framework().tensors.iter().map(|t| t.bytes.in_blocks()).sum(),
-        extra: Extra::of(program, link, run.iteration)?,
+        extra: Extra::new(program, link, run.iteration)?,
     })
 }
 
@@ -122,7 +122,7 @@ impl Extra {
     ///
     /// # Errors
     /// As [`engine::run`].
-    pub fn of(program: &Program, link: &Link, iteration: Nanos) -> Result<Self, Deadlock> {
+    pub fn new(program: &Program, link: &Link, iteration: Nanos) -> Result<Self, Deadlock> {
         let free = Link { h2d_contended: link.h2d, d2h_contended: link.d2h, ..*link };
         let run = engine::nominal(program, &free)?;
         Ok(Self {
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn without_a_plan_outputs_count_from_the_end_of_their_operator() {
         let (graph, program) = (graph(), program(&[]));
-        let read = paper(&graph, &Liveness::of(&graph), &program, &LINK).unwrap();
+        let read = paper(&graph, &Liveness::new(&graph), &program, &LINK).unwrap();
         // a, b and c stand together while op3 reads a.
         assert_eq!(
             (read.peak, read.unplanned_peak, read.no_free),
@@ -179,7 +179,7 @@ mod tests {
         );
         assert_eq!((read.iteration, read.extra), (Nanos(5000), Extra::default()));
         // op0's output alone: physically it stands during op0, by the papers' rule only after it.
-        let first = Liveness::of(&graph).resident[0];
+        let first = Liveness::new(&graph).resident[0];
         assert_eq!(
             (
                 first,
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn swap_ins_count_from_their_end_and_the_physical_peak_is_higher() {
         let (graph, program) = (graph(), both_ways());
-        let read = paper(&graph, &Liveness::of(&graph), &program, &LINK).unwrap();
+        let read = paper(&graph, &Liveness::new(&graph), &program, &LINK).unwrap();
         // a 1,000 to 2,024 and 5,048 to 6,048; b 2,000 to 4,024 and from 7,072; c from 3,000.
         assert_eq!((read.peak, read.iteration), (Bytes(2048), Nanos(8072)));
         let run = engine::run(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
@@ -206,7 +206,7 @@ mod tests {
     fn causes_add_up_to_the_extra_time() {
         let program = both_ways();
         let run = engine::run(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
-        let extra = Extra::of(&program, &LINK, run.iteration).unwrap();
+        let extra = Extra::new(&program, &LINK, run.iteration).unwrap();
         // Alone, a would arrive 1,024 ns after op3 could start; so would b before op4. At half
         // speed a takes 1,024 more.
         assert_eq!(extra, Extra { swap_in: Nanos(2048), contention: 1024, ..Extra::default() });

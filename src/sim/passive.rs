@@ -79,7 +79,7 @@ pub fn run(
         let workspace = operator.workspace.in_blocks();
         let needed = workspace + touched.iter().map(|t| memory.bytes[t.index()]).sum::<Bytes>();
         if needed > budget {
-            return Err(TooSmall { operator: OpId::of(index), needed });
+            return Err(TooSmall { operator: OpId::from_index(index), needed });
         }
         // The operator's tensors that are resident may not be evicted now.
         for &tensor in &touched {
@@ -88,7 +88,7 @@ pub fn run(
         for &tensor in &touched {
             if !memory.resident[tensor.index()] {
                 memory.room(memory.bytes[tensor.index()]);
-                if generators[tensor.index()] != Some(OpId::of(index)) {
+                if generators[tensor.index()] != Some(OpId::from_index(index)) {
                     memory.fetch(tensor);
                 }
                 memory.resident[tensor.index()] = true;
@@ -155,8 +155,10 @@ impl<'a> Memory<'a> {
             }
         }
         let generators = graph.generators();
-        let mut long_lived: Vec<TensorId> =
-            (0..count).map(TensorId::of).filter(|t| generators[t.index()].is_none()).collect();
+        let mut long_lived: Vec<TensorId> = (0..count)
+            .map(TensorId::from_index)
+            .filter(|t| generators[t.index()].is_none())
+            .collect();
         long_lived.sort_by_key(|t| (first[t.index()], *t));
         for tensor in long_lived {
             let fits = memory.used + memory.bytes[tensor.index()] <= budget;

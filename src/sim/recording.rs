@@ -27,7 +27,7 @@ pub fn write(
     let mut generators = vec![None; graph.tensors.len()];
     for (index, operator) in graph.operators.iter().enumerate().rev() {
         for operand in operator.generates() {
-            generators[operand.tensor.index()] = Some(OpId::of(index));
+            generators[operand.tensor.index()] = Some(OpId::from_index(index));
         }
     }
     let tensors: Vec<StackId> = graph
@@ -42,7 +42,7 @@ pub fn write(
     let workspaces: Vec<StackId> = (0..graph.operators.len())
         .map(|index| {
             let top = Frame { filename: "workspace".to_owned(), name: String::new(), line: 0 };
-            stacks.add(std::iter::once(top).chain(operator(graph, OpId::of(index))))
+            stacks.add(std::iter::once(top).chain(operator(graph, OpId::from_index(index))))
         })
         .collect();
     let name = "workspace of the matrix library".to_owned();

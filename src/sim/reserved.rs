@@ -56,7 +56,7 @@ impl Framework {
     ///
     /// # Errors
     /// Where the plan's option is no number of bytes.
-    pub fn of(self, plan: &Plan) -> Result<Self, ParseBytesError> {
+    pub fn for_plan(self, plan: &Plan) -> Result<Self, ParseBytesError> {
         let recorded = plan.options.get(FIRST_BLOCK).map(|bytes| bytes.parse()).transpose()?;
         Ok(Self { first: recorded.filter(|_| !self.config.expandable).unwrap_or_default(), ..self })
     }
@@ -176,7 +176,7 @@ impl Timeline {
         }
         let id = id as usize;
         if id < self.tensors {
-            return Holder::Tensor(TensorId::of(id));
+            return Holder::Tensor(TensorId::from_index(id));
         }
         self.operators.get(id - self.tensors).map_or(Holder::Library, |o| Holder::Workspace(*o))
     }
@@ -347,7 +347,7 @@ fn small(index: usize) -> BlockId {
 /// the optimizer states are allocated at the optimizer step of the first iteration.
 #[must_use]
 pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Timeline {
-    let all = (0..graph.operators.len()).map(OpId::of).collect();
+    let all = (0..graph.operators.len()).map(OpId::from_index).collect();
     let mut timeline = Timeline::new(graph, all, run);
     let (tensors, operators) = (graph.tensors.len(), graph.operators.len());
     let stepped = graph.operators.iter().position(|o| o.phase == Phase::Optimize);

@@ -31,7 +31,7 @@ pub struct Stretches {
 impl Stretches {
     /// Reads the stretches from a program whose residencies have their addresses.
     #[must_use]
-    pub fn of(program: &Program, window: &Window) -> Self {
+    pub fn new(program: &Program, window: &Window) -> Self {
         let stretch = |place: usize| window.hands_over_after.partition_point(|k| k.index() < place);
         let end = window.offset.0.saturating_add(window.bytes.0);
         // For each residency: its part of the window, what begins it, and its index.
@@ -178,14 +178,14 @@ mod tests {
         program.place(&[at(0, 0, 2048), at(1, 0, 0), at(0, 1, 2048), at(2, 0, 1024)]).unwrap();
         let window =
             |hands_over_after| Window { offset: Bytes(2048), bytes: Bytes(1024), hands_over_after };
-        let one = Stretches::of(&program, &window(vec![]));
+        let one = Stretches::new(&program, &window(vec![]));
         let (step, copy) = (Begin::Step, Begin::Copy);
         let at = [step(0), step(1), copy(0), copy(1)].map(|begin| one.at(begin));
         assert_eq!((one.count(), at), (1, [Some(0), None, None, Some(0)]));
         assert_eq!(one.lasts(0).len(), 2, "the copy that leaves, and the last use");
         // Operator 1 begins nothing there, so three parts are two stretches; the events of op1
         // belong to what follows.
-        let two = Stretches::of(&program, &window(vec![OpId(0), OpId(1)]));
+        let two = Stretches::new(&program, &window(vec![OpId(0), OpId(1)]));
         assert_eq!((two.count(), two.at(step(0)), two.at(copy(1))), (2, Some(0), Some(1)));
         program.enter(&window(vec![OpId(0)]));
         let back = program.residencies.iter().position(|r| r.begin == Begin::Copy(1)).unwrap();

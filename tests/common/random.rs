@@ -40,7 +40,7 @@ impl Random {
 pub fn operand(graph: &[Tensor], tensor: usize, version: u32) -> Operand {
     let bytes = graph[tensor].bytes.0;
     Operand {
-        tensor: TensorId::of(tensor),
+        tensor: TensorId::from_index(tensor),
         version,
         dtype: Dtype::U8,
         offset: 0,
@@ -144,7 +144,7 @@ pub fn graph(random: &mut Random) -> Graph {
                 let t = tensors.len();
                 let mut made = tensor(format!("t{t}"), bytes(random), Role::Activation);
                 if random.once_in(6) {
-                    made.kept_until = Some(OpId::of(random.below(position + 1)));
+                    made.kept_until = Some(OpId::from_index(random.below(position + 1)));
                     made.role = Role::Gradient;
                 }
                 tensors.push(made);

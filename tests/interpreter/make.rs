@@ -184,7 +184,7 @@ pub fn place(random: &mut Random, graph: &Graph, plan: &mut Plan) -> bool {
 
 /// The trigger of an event that stands before the operator at this position.
 fn now(position: usize) -> Trigger {
-    Trigger { after: position.checked_sub(1).map(OpId::of) }
+    Trigger { after: position.checked_sub(1).map(OpId::from_index) }
 }
 
 /// Puts an event among those of its trigger.
@@ -199,7 +199,7 @@ fn insert(random: &mut Random, events: &mut Vec<Event>, event: Event) {
 
 /// Adds something that a planner might do; it may be impossible.
 fn propose(random: &mut Random, graph: &Graph, events: &mut Vec<Event>) {
-    let id = TensorId::of(random.below(graph.tensors.len()));
+    let id = TensorId::from_index(random.below(graph.tensors.len()));
     let accesses: Vec<usize> = graph.accesses()[id.index()].iter().map(|o| o.index()).collect();
     let generator = graph.generators()[id.index()];
     let Some((&first, &last)) = accesses.first().zip(accesses.last()) else { return };
@@ -254,7 +254,7 @@ fn propose(random: &mut Random, graph: &Graph, events: &mut Vec<Event>) {
             let operator = random.below(count);
             let position = random.between(operator + 1, count);
             let event = Event::Recompute {
-                operator: OpId::of(operator),
+                operator: OpId::from_index(operator),
                 trigger: now(position),
                 keep: Vec::new(),
             };
@@ -282,7 +282,7 @@ fn again(
                 random,
                 events,
                 Event::Recompute {
-                    operator: OpId::of(index),
+                    operator: OpId::from_index(index),
                     trigger: now(position),
                     keep: Vec::new(),
                 },
@@ -321,7 +321,7 @@ pub fn damage(random: &mut Random, graph: &Graph, plan: &mut Plan) {
             trigger_of(&mut events[other]).after = b.after;
         }
         12..=13 if !events.is_empty() => {
-            let target = TensorId::of(stray(random, tensors));
+            let target = TensorId::from_index(stray(random, tensors));
             match &mut events[at] {
                 Event::SwapIn { tensor, .. }
                 | Event::SwapOut { tensor, .. }
@@ -332,7 +332,7 @@ pub fn damage(random: &mut Random, graph: &Graph, plan: &mut Plan) {
                         keep.pop();
                     }
                     2 => keep.extend(keep.clone()),
-                    _ => *operator = OpId::of(stray(random, operators)),
+                    _ => *operator = OpId::from_index(stray(random, operators)),
                 },
             }
         }
@@ -369,7 +369,7 @@ pub fn damage(random: &mut Random, graph: &Graph, plan: &mut Plan) {
             }
         }
         27 => {
-            let tensor = TensorId::of(stray(random, tensors));
+            let tensor = TensorId::from_index(stray(random, tensors));
             if job.host_slots.remove(&tensor).is_none() {
                 job.host_slots.insert(tensor, plan.device.pinned_bytes);
             }

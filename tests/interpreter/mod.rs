@@ -92,9 +92,9 @@ impl<'a> Machine<'a> {
     /// With the plan's placements, or (`None`) with a private place for everything.
     pub fn new(plan: &'a Plan, graph: &'a Graph, placed: bool) -> Outcome<Self> {
         let job = &plan.jobs[0];
-        let reading = Reading::of(job, graph)?;
+        let reading = Reading::new(job, graph)?;
         let layout = if placed {
-            Layout::of(plan, graph, &reading)?
+            Layout::new(plan, graph, &reading)?
         } else {
             Layout::private(graph, &reading)
         };
@@ -399,7 +399,7 @@ impl<'a> Machine<'a> {
     }
 
     fn slot(&self, tensor: usize) -> Outcome<std::ops::Range<usize>> {
-        let id = neap::units::TensorId::of(tensor);
+        let id = neap::units::TensorId::from_index(tensor);
         let offset = self.plan.jobs[0]
             .host_slots
             .get(&id)
@@ -435,7 +435,7 @@ fn whole(blocks: &[Block]) -> Outcome<u64> {
 }
 
 impl Layout {
-    fn of(plan: &Plan, graph: &Graph, reading: &Reading) -> Outcome<Self> {
+    fn new(plan: &Plan, graph: &Graph, reading: &Reading) -> Outcome<Self> {
         let sizes = sizes(graph, reading);
         let mut at = vec![None; sizes.len()];
         // For each place its turn in the list.
@@ -508,7 +508,7 @@ fn slot_after(plan: &Plan, graph: &Graph, reading: &Reading) -> Vec<Vec<usize>> 
     let copies =
         |tensor: usize| (0..reading.tasks.len()).filter(move |t| copied(t) == Some(tensor));
     let slot = |tensor: usize| {
-        let start = plan.jobs[0].host_slots.get(&neap::units::TensorId::of(tensor))?.0;
+        let start = plan.jobs[0].host_slots.get(&neap::units::TensorId::from_index(tensor))?.0;
         Some((start, start.saturating_add(graph.tensors[tensor].bytes.in_blocks().0)))
     };
     let shares = |a: usize, b: usize| matches!((slot(a), slot(b)), (Some(a), Some(b)) if a.0 < b.1 && b.0 < a.1 && a.0 < a.1 && b.0 < b.1);
@@ -542,7 +542,10 @@ impl Reading {
     /// What the plan calls each stay and workspace; `None` for a workspace of nothing.
     fn places(&self, sizes: &[usize]) -> Vec<Option<Place>> {
         let stays = self.stays.iter().map(|s| {
-            Some(Place::Tensor { tensor: neap::units::TensorId::of(s.tensor), residency: s.number })
+            Some(Place::Tensor {
+                tensor: neap::units::TensorId::from_index(s.tensor),
+                residency: s.number,
+            })
         });
         let workspaces = (0..self.tasks.len()).map(|task| {
             let step = self.lanes[0].iter().position(|t| *t == task)?;

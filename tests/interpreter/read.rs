@@ -71,7 +71,7 @@ pub fn skips(graph: &Graph, operator: usize, tensor: usize) -> bool {
 }
 
 impl Reading {
-    pub fn of(job: &JobPlan, graph: &Graph) -> Result<Self, String> {
+    pub fn new(job: &JobPlan, graph: &Graph) -> Result<Self, String> {
         let count = graph.tensors.len();
         let mut reading = Self {
             tasks: Vec::new(),

@@ -48,7 +48,7 @@ pub struct Shares {
 
 impl Shares {
     /// The shares of a planned peak and time, against two baselines and an unplanned time.
-    pub fn of(
+    pub fn new(
         (peak, time): (Bytes, Nanos),
         (liveness, no_free): (Bytes, Bytes),
         unplanned: Nanos,
@@ -78,18 +78,18 @@ pub struct PaperReport {
 }
 
 impl PaperReport {
-    pub fn of(paper: &Paper, unplanned: Nanos) -> Self {
+    pub fn new(paper: &Paper, unplanned: Nanos) -> Self {
         Self {
             peak_bytes: paper.peak,
             iteration_ns: paper.iteration,
             unplanned_peak_bytes: paper.unplanned_peak,
             no_free_bytes: paper.no_free,
-            shares: Shares::of(
+            shares: Shares::new(
                 (paper.peak, paper.iteration),
                 (paper.unplanned_peak, paper.no_free),
                 unplanned,
             ),
-            extra: ExtraReport::of(&paper.extra),
+            extra: ExtraReport::new(&paper.extra),
         }
     }
 }
@@ -127,7 +127,7 @@ pub struct ExtraReport {
 }
 
 impl ExtraReport {
-    pub fn of(extra: &Extra) -> Self {
+    pub fn new(extra: &Extra) -> Self {
         Self {
             recompute_ns: extra.recompute,
             swap_in_ns: extra.swap_in,

@@ -74,7 +74,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             Outputs::new(&inputs, &[output.as_deref()])?;
             let base = base(&target, device.as_deref())?;
             let measured = measure::measure(&target, &base, name, *quick)?;
-            let mut ending = Ending::reporting(&Measured::of(&measured), as_json);
+            let mut ending = Ending::reporting(&Measured::new(&measured), as_json);
             if let Some(path) = output {
                 ending.then(|| {
                     profile::write(path, &measured.profile)?;
@@ -250,7 +250,7 @@ struct Products {
 }
 
 impl Measured {
-    fn of(measured: &Measurement) -> Self {
+    fn new(measured: &Measurement) -> Self {
         let copies = |l: &LinkRates| Copies {
             bytes: l.bytes,
             loaded: l.beside != Beside::Nothing,

@@ -47,7 +47,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     for text in &imported.notes {
         note(&format!("note: {text}"));
     }
-    output::report(&Report::of(&output, imported), as_json)?;
+    output::report(&Report::new(&output, imported), as_json)?;
     Ok(Answer::Yes)
 }
 
@@ -66,9 +66,9 @@ struct Report {
 }
 
 impl Report {
-    fn of(output: &Path, imported: Imported) -> Self {
+    fn new(output: &Path, imported: Imported) -> Self {
         let graph = &imported.graph;
-        let liveness = Liveness::of(graph);
+        let liveness = Liveness::new(graph);
         Self {
             graph: output.to_string_lossy().into_owned(),
             operators: graph.operators.len(),

@@ -25,7 +25,7 @@ pub struct Flags {
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let graph = settings::graph(&flags.graph)?;
-    output::report(&Report::of(&graph, flags.top), as_json)?;
+    output::report(&Report::new(&graph, flags.top), as_json)?;
     Ok(Answer::Yes)
 }
 
@@ -79,8 +79,8 @@ struct Standing {
 }
 
 impl Report {
-    fn of(graph: &Graph, top: usize) -> Self {
-        let liveness = Liveness::of(graph);
+    fn new(graph: &Graph, top: usize) -> Self {
+        let liveness = Liveness::new(graph);
         let count = |phase: Phase| graph.operators.iter().filter(|o| o.phase == phase).count();
         let name = |op: OpId| graph.operator(op).name.clone();
         let mut kinds = BTreeMap::new();

@@ -86,7 +86,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut ending = Ending::default();
     ending.then(|| match (as_json, &found.layout) {
         (false, None) => Ok(()),
-        _ => output::report(&Report::of(flags, &found, items.len(), load), as_json),
+        _ => output::report(&Report::new(flags, &found, items.len(), load), as_json),
     });
     let Some(layout) = &found.layout else {
         refuse(flags, &found, load, moment);
@@ -152,7 +152,7 @@ struct Report {
 }
 
 impl Report {
-    fn of(flags: &Flags, found: &Found, items: usize, load: u64) -> Self {
+    fn new(flags: &Flags, found: &Found, items: usize, load: u64) -> Self {
         let height = found.layout.as_ref().map(|l| l.height);
         Self {
             file: flags.problem.display().to_string(),

@@ -117,7 +117,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 }
 
 fn finish(flags: &Flags, rows: &[Row], device: &str, as_json: bool) -> anyhow::Result<Answer> {
-    let mut ending = Ending::reporting(&Report::of(rows, device), as_json);
+    let mut ending = Ending::reporting(&Report::new(rows, device), as_json);
     if let Some(path) = &flags.output {
         ending.then(|| {
             LatencyTable::write(path, rows)?;
@@ -147,7 +147,7 @@ fn by_roofline(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let row = |sample: &Graph| {
         let operator = sample.operators.first()?;
         let time = roofline::time(operator, &device);
-        Some(Row::of(operator, &device.name, time).beside(operator, &device))
+        Some(Row::new(operator, &device.name, time).beside(operator, &device))
     };
     let rows: Vec<Row> = samples.iter().filter_map(row).collect();
     finish(flags, &rows, &device.name, as_json)
@@ -297,7 +297,7 @@ struct KindReport {
 
 impl Report {
     /// Kinds by load, the longest first.
-    fn of(rows: &[Row], device: &str) -> Self {
+    fn new(rows: &[Row], device: &str) -> Self {
         let mut kinds: BTreeMap<(&str, u32), KindReport> = BTreeMap::new();
         for row in rows {
             let sum = kinds.entry((&row.kind, row.load_percent)).or_insert_with(|| KindReport {

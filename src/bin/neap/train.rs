@@ -58,7 +58,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let report = Report {
         device: trained.predictor.device.clone(),
         fit: trained.fit,
-        models: trained.predictor.models.iter().map(ModelReport::of).collect(),
+        models: trained.predictor.models.iter().map(ModelReport::new).collect(),
     };
     let mut ending = Ending::reporting(&report, as_json);
     if let Some(path) = &flags.output {
@@ -93,7 +93,7 @@ struct ModelReport {
 }
 
 impl ModelReport {
-    fn of(m: &Model) -> Self {
+    fn new(m: &Model) -> Self {
         Self {
             kind: m.kind.clone(),
             rows: m.rows,

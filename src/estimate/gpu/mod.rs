@@ -132,12 +132,12 @@ pub struct Edited {
 /// Edits the blocks of `trace` into those that the job uses on a GPU.
 #[must_use]
 pub fn edit(trace: &Trace, calls: &Calls, settings: &Settings) -> Edited {
-    let lives = Lives::of(trace, calls);
+    let lives = Lives::new(trace, calls);
     let mut editor = Editor {
         trace,
         calls,
         settings,
-        kinds: trace.texts.iter().map(|t| Kind::of(t)).collect(),
+        kinds: trace.texts.iter().map(|t| Kind::from_name(t)).collect(),
         inputs: HashMap::new(),
         multiplied: [false; 2],
         biased: false,
@@ -165,7 +165,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(name: &str) -> Self {
+    fn from_name(name: &str) -> Self {
         match name.strip_prefix("aten::").unwrap_or("") {
             "scaled_dot_product_attention" => Self::Attention,
             "_convolution"
@@ -260,7 +260,7 @@ impl Editor<'_> {
         Rc::clone(
             self.inputs
                 .entry(args)
-                .or_insert_with(|| Rc::new(Inputs::of(trace, trace.args[args as usize]))),
+                .or_insert_with(|| Rc::new(Inputs::new(trace, trace.args[args as usize]))),
         )
     }
 

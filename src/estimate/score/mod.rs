@@ -78,7 +78,7 @@ pub struct Device {
 /// How estimates are made and checked.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The rules of the estimate; [`Forecast::of`] are neap's own.
+    /// The rules of the estimate; [`Forecast::new`] are neap's own.
     pub rules: Rules,
     /// The class of GPU that the truths were made on.
     pub settings: Settings,
@@ -362,7 +362,7 @@ mod tests {
         assert!(runs.iter().all(|r| r.fails(BARE) && !r.fails(MARGIN)));
         assert_eq!(runs[0].conserved(BARE), -(8 * GIB as i64), "as Eq. 7 is printed");
         assert_eq!(runs[0].conserved_leniently(BARE), 0);
-        let fate = Fate::of(&runs);
+        let fate = Fate::new(&runs);
         assert_eq!((fate.mcp(BARE), fate.lenient_mcp(BARE)), (Some(-(10 * GIB as i64)), Some(0)));
         assert_eq!(runs[0].conserved(MARGIN), (4 * GIB - 2 * MIB) as i64);
     }
@@ -379,9 +379,9 @@ mod tests {
         // Both too large for the small device.
         let runs = one(9 * GIB, 9 * GIB, 0);
         assert_eq!((runs[0].fails(BARE), runs[0].conserved(BARE)), (false, 8 * GIB as i64));
-        let fate = Fate::of(&runs);
+        let fate = Fate::new(&runs);
         assert_eq!((fate.failure(BARE), fate.mcp(BARE)), (Some(0.0), Some(5 * GIB as i64)));
-        assert_eq!(Fate::of([]).mcp(MARGIN), None);
+        assert_eq!(Fate::new([]).mcp(MARGIN), None);
     }
 
     #[test]

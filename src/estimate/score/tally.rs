@@ -18,7 +18,7 @@ pub struct Spread {
 impl Spread {
     /// The spread of `values`.
     #[must_use]
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
+    pub fn new(values: impl IntoIterator<Item = f64>) -> Self {
         let mut all: Vec<f64> = values.into_iter().map(f64::abs).collect();
         all.sort_unstable_by(f64::total_cmp);
         let Some(&worst) = all.last() else { return Self::default() };
@@ -47,7 +47,7 @@ pub struct Fate {
 impl Fate {
     /// The outcome of `runs`.
     #[must_use]
-    pub fn of<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Self {
+    pub fn new<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Self {
         let mut fate = Self::default();
         for run in runs {
             fate.runs += 1;
@@ -109,8 +109,8 @@ pub fn by(scores: &[Score], key: impl Fn(&Score) -> String) -> Vec<Group> {
         .map(|(name, all)| Group {
             name,
             jobs: all.len(),
-            error: Spread::of(all.iter().map(|s| s.reserved_error())),
-            fate: Fate::of(all.iter().flat_map(|s| &s.runs)),
+            error: Spread::new(all.iter().map(|s| s.reserved_error())),
+            fate: Fate::new(all.iter().flat_map(|s| &s.runs)),
         })
         .collect()
 }
@@ -121,14 +121,14 @@ mod tests {
 
     #[test]
     fn spreads() {
-        assert_eq!(Spread::of([]), Spread::default());
-        assert_eq!(Spread::of([-0.5]), Spread { median: 0.5, p90: 0.5, worst: 0.5 });
+        assert_eq!(Spread::new([]), Spread::default());
+        assert_eq!(Spread::new([-0.5]), Spread { median: 0.5, p90: 0.5, worst: 0.5 });
         assert_eq!(
-            Spread::of((1..=10).map(f64::from)),
+            Spread::new((1..=10).map(f64::from)),
             Spread { median: 5.5, p90: 9.0, worst: 10.0 }
         );
         assert_eq!(
-            Spread::of((1..=11).map(|n| -f64::from(n))),
+            Spread::new((1..=11).map(|n| -f64::from(n))),
             Spread { median: 6.0, p90: 10.0, worst: 11.0 }
         );
     }

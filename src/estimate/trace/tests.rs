@@ -10,7 +10,7 @@ fn parsed(text: impl AsRef<[u8]>) -> Result<Trace, TraceError> {
 }
 
 /// Parses a trace of some events between a header like Kineto's and its end.
-fn of(events: &str) -> Result<Trace, TraceError> {
+fn with_events(events: &str) -> Result<Trace, TraceError> {
     parsed(format!(
         "\n  {{\n \"schemaVersion\": 1,\n \"deviceProperties\": [\n ],\n \"traceEvents\": [\n{events}\n ],\n \"traceName\": \"x\"\n}}"
     ))
@@ -30,7 +30,7 @@ fn fixture() -> PathBuf {
 
 #[test]
 fn one_of_each() {
-    let trace = of(&format!(
+    let trace = with_events(&format!(
         r#"{TAKE},
         {OP},
         {{"ph": "X", "cat": "python_function", "name": "nn.Module: Conv2d_3", "pid": 7, "tid": 9, "ts": 100, "dur": 9, "args": {{}}}},
@@ -124,15 +124,17 @@ fn ties_keep_the_files_order_and_parents_come_first() {
     };
     let free = TAKE.replace(r#""Bytes": 64"#, r#""Bytes": -64"#);
     let early = TAKE.replace("101.001", "99");
-    let trace = of(&[
-        at("5", "1", "child"),
-        at("5", "2", "parent"),
-        at("4", "9", "first"),
-        free,
-        TAKE.to_owned(),
-        early,
-    ]
-    .join(",\n"))
+    let trace = with_events(
+        &[
+            at("5", "1", "child"),
+            at("5", "2", "parent"),
+            at("4", "9", "first"),
+            free,
+            TAKE.to_owned(),
+            early,
+        ]
+        .join(",\n"),
+    )
     .unwrap();
     assert_eq!(
         trace.ops.iter().map(|o| trace.text(o.name)).collect::<Vec<_>>(),
@@ -161,7 +163,7 @@ fn begun_and_ended_events_pair_by_thread() {
         end(9, 7),
         TAKE.to_owned(),
     ];
-    let trace = of(&events.join(",")).unwrap();
+    let trace = with_events(&events.join(",")).unwrap();
     let ops: Vec<_> = trace.ops.iter().map(|o| (trace.text(o.name), o.start, o.end)).collect();
     assert_eq!(ops, [("a", 0, 6_000), ("b", 2_000, 100_001), ("c", 3_000, 4_000)]);
     assert!(
@@ -177,7 +179,7 @@ fn begun_and_ended_events_pair_by_thread() {
 fn old_categories_are_known() {
     let old = r#"{"ph":"X","cat":"Operator","name":"ProfilerStep#0","pid":1,"tid":1,"ts":1,"dur":5,"args":{}},
         {"ph":"X","cat":"Operator","name":"aten::mul","pid":1,"tid":1,"ts":2,"dur":1,"args":{"Device":1,"Input dims":[[1]]}}"#;
-    let trace = of(&format!("{old},{TAKE}")).unwrap();
+    let trace = with_events(&format!("{old},{TAKE}")).unwrap();
     assert_eq!((trace.marks.len(), trace.ops.len()), (1, 1));
     assert_eq!(trace.text(trace.args[0].dims.unwrap()), "[[1]]");
 }
@@ -239,19 +241,19 @@ fn a_cut_or_damaged_gzip_too() {
 #[test]
 fn damaged_events_are_left_out_and_counted() {
     let unescaped = OP.replace("aten::add", "say \"hello\"");
-    let trace = of(&format!("{OP}, {unescaped}, {OP} }} , {TAKE}")).unwrap();
+    let trace = with_events(&format!("{OP}, {unescaped}, {OP} }} , {TAKE}")).unwrap();
     assert_eq!((trace.ops.len(), trace.memory.len()), (2, 1));
     assert!(trace.notes[0].contains("or nest too deep, were left out: 2, "), "{:?}", trace.notes);
     let deep = OP.replace("[[4, 2], []]", &("[".repeat(200) + &"]".repeat(200)));
     assert!(
-        of(&format!("{deep},{TAKE}")).unwrap().notes[0]
+        with_events(&format!("{deep},{TAKE}")).unwrap().notes[0]
             .starts_with("Events that are not JSON, or nest too deep, were left out: 1, ")
     );
     let all = vec![unescaped; 101].join(",");
     assert!(
-        problem(of(&all)).contains("byte 114: is not JSON, here and in 101 events"),
+        problem(with_events(&all)).contains("byte 114: is not JSON, here and in 101 events"),
         "{}",
-        problem(of(&all))
+        problem(with_events(&all))
     );
 }
 
@@ -262,7 +264,7 @@ fn unreadable_times_and_sizes_are_left_out_and_counted() {
         TAKE.replace("\"Bytes\": 64", "\"Bytes\": Infinity"),
         TAKE.replace("140387366289472", "[1]"),
     ];
-    let trace = of(&format!("{},{OP},{TAKE}", bad.join(","))).unwrap();
+    let trace = with_events(&format!("{},{OP},{TAKE}", bad.join(","))).unwrap();
     assert_eq!((trace.ops.len(), trace.memory.len()), (1, 1));
     assert!(
         trace.notes[0]
@@ -295,7 +297,7 @@ fn what_is_no_trace_is_refused_with_a_remedy() {
         );
     }
     assert!(problem(parsed(b"\x80\x02}")).contains("neap replay"));
-    assert!(problem(of(OP)).contains("profile_memory=True"));
+    assert!(problem(with_events(OP)).contains("profile_memory=True"));
     let folder = tempfile::tempdir().unwrap();
     assert!(problem(read(folder.path(), &Limits::default())).contains("directory"));
     assert!(problem(read(&folder.path().join("none"), &Limits::default())).contains("none"));

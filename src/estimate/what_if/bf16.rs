@@ -63,7 +63,7 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
             match trace.text(trace.ops[op as usize].name) {
                 "aten::to" => {
                     let inputs =
-                        Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
+                        Inputs::new(trace, trace.args[trace.ops[op as usize].args as usize]);
                     // The overload that takes a type and no other argument.
                     if let Some(tensor) = inputs
                         .tensor(0)
@@ -76,7 +76,7 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
                 "aten::_log_softmax" => {
                     let Some((to, bytes)) = last.take() else { continue };
                     let inputs =
-                        Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
+                        Inputs::new(trace, trace.args[trace.ops[op as usize].args as usize]);
                     let (from, until) = (trace.ops[to as usize].end, trace.ops[op as usize].start);
                     let events = calls.events(trace, trace.ops[op as usize].thread.0, from, until);
                     let made = events.iter().any(|&e| {
@@ -169,7 +169,7 @@ fn raised(job: &Job, op: u32, bytes: u64, upcasts: &[Upcast]) -> Option<bool> {
 
 /// Halves the blocks that hold single precision.
 fn halve(job: &Job, forecast: &mut Forecast, upcasts: &[Upcast]) {
-    let mut precision = Precision::of(job, forecast);
+    let mut precision = Precision::new(job, forecast);
     let mut bytes: Vec<u64> = Vec::with_capacity(forecast.blocks.len());
     for block in &forecast.blocks {
         let raised = block.op.is_some_and(|op| raised(job, op, block.bytes, upcasts).is_some());
@@ -244,7 +244,7 @@ struct Precision<'a> {
 }
 
 impl<'a> Precision<'a> {
-    fn of(job: &'a Job, forecast: &Forecast) -> Self {
+    fn new(job: &'a Job, forecast: &Forecast) -> Self {
         let mut precision = Self {
             job,
             statistics: Vec::new(),
@@ -271,7 +271,7 @@ impl<'a> Precision<'a> {
     fn inputs(&mut self, op: u32) -> &Inputs {
         let trace = &self.job.trace;
         let args = trace.ops[op as usize].args;
-        self.inputs.entry(args).or_insert_with(|| Inputs::of(trace, trace.args[args as usize]))
+        self.inputs.entry(args).or_insert_with(|| Inputs::new(trace, trace.args[args as usize]))
     }
 
     fn is_single(&mut self, block: &Block) -> bool {

@@ -204,7 +204,7 @@ mod tests {
             events.push(memory(t(90), 1, -800));
         }
         let text = format!(r#"{{"traceEvents":[{}]}}"#, events.join(","));
-        Job::of(
+        Job::new(
             parse(std::io::Cursor::new(text.into_bytes()), "t".as_ref(), &Limits::default())
                 .unwrap(),
         )
@@ -220,7 +220,7 @@ mod tests {
         let (early, late) = (job(30), job(50));
         let [start, backward] =
             ["zero-grad=start", "zero-grad=backward"].map(|w| w.parse::<WhatIf>().unwrap());
-        let [of_early, of_late] = [&early, &late].map(|j| Forecast::of(j, &settings()));
+        let [of_early, of_late] = [&early, &late].map(|j| Forecast::new(j, &settings()));
         assert_ne!(of_early.requests, of_late.requests);
         assert_eq!(backward.apply(&early, of_early.clone()).requests, of_late.requests);
         assert_eq!(start.apply(&late, of_late.clone()).requests, of_early.requests);
@@ -232,7 +232,7 @@ mod tests {
     fn single_precision_is_halved_and_integers_are_not() {
         let job = job(30);
         let forecast =
-            "dtype=bf16".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings()));
+            "dtype=bf16".parse::<WhatIf>().unwrap().apply(&job, Forecast::new(&job, &settings()));
         let sizes: Vec<u64> = forecast.blocks.iter().map(|b| b.bytes).collect();
         assert_eq!(sizes, [800, 500, 500, 800, 500, 500]);
         let asked = forecast.requests.iter().filter_map(|r| {

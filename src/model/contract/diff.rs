@@ -50,7 +50,7 @@ pub fn diff(a: &Plan, a_graphs: &[Graph], b: &Plan, b_graphs: &[Graph]) -> Vec<D
         note("plan", format!("{} jobs, then {}", a.jobs.len(), b.jobs.len()));
     }
     for (index, (a_job, b_job)) in a.jobs.iter().zip(&b.jobs).enumerate() {
-        let (a, b) = (Side::of(a_job, &a_graphs[index]), Side::of(b_job, &b_graphs[index]));
+        let (a, b) = (Side::new(a_job, &a_graphs[index]), Side::new(b_job, &b_graphs[index]));
         let subject = format!("job {index} (`{}`)", a.graph.name);
         job(&a, &b, &mut |text| note(&subject, text));
     }
@@ -98,7 +98,7 @@ struct Side<'a> {
 type Key = (String, usize);
 
 impl<'a> Side<'a> {
-    fn of(job: &'a JobPlan, graph: &'a Graph) -> Self {
+    fn new(job: &'a JobPlan, graph: &'a Graph) -> Self {
         Self { job, graph, accesses: graph.accesses() }
     }
 
@@ -346,7 +346,7 @@ fn first_few(list: &[String]) -> String {
 fn latencies(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
     let named = |side: &Side<'_>| -> BTreeMap<String, String> {
         let by = |index| {
-            side.job.libraries.get(&OpId::of(index)).map_or_else(String::new, |chosen| {
+            side.job.libraries.get(&OpId::from_index(index)).map_or_else(String::new, |chosen| {
                 format!(
                     " by algorithm {} in {} bytes of scratch",
                     chosen.text(),

@@ -36,7 +36,8 @@ pub fn latencies_from(graph: &Graph, device: &Profile, sources: &Sources<'_>) ->
     let of = |operator: &Operator| {
         let (time, source) = if let Some(time) = operator.duration_ns {
             (Nanos(time), Source::Graph)
-        } else if let Some(time) = sources.table.and_then(|t| t.of(operator, sources.load_percent))
+        } else if let Some(time) =
+            sources.table.and_then(|t| t.time(operator, sources.load_percent))
         {
             (time, Source::Measured)
         } else if let Some(time) =

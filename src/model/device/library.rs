@@ -48,7 +48,8 @@ impl Chosen {
 /// The choices in `table` for the operators of `graph`.
 #[must_use]
 pub fn chosen(graph: &Graph, table: &Table) -> BTreeMap<OpId, Chosen> {
-    let of = |(index, operator)| Some((OpId::of(index), table.chosen(&key(operator))?.clone()));
+    let of =
+        |(index, operator)| Some((OpId::from_index(index), table.chosen(&key(operator))?.clone()));
     graph.operators.iter().enumerate().filter_map(of).collect()
 }
 

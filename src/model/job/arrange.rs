@@ -134,7 +134,7 @@ impl Arrangement {
         }
         let mut sequence = Vec::with_capacity(count);
         sequence.extend(behind.remove(&None).unwrap_or_default());
-        for id in (0..count).map(OpId::of).filter(|id| !moves[id.index()]) {
+        for id in (0..count).map(OpId::from_index).filter(|id| !moves[id.index()]) {
             sequence.push((id, None));
             sequence.extend(behind.remove(&Some(id)).unwrap_or_default());
         }
@@ -234,7 +234,7 @@ pub fn arrange(graph: &Graph, arrangement: &Arrangement) -> Result<Graph, Arrang
         return Ok(graph.clone());
     }
     let sequence = arrangement.sequence(graph)?;
-    let split = Split::of(graph, arrangement)?;
+    let split = Split::new(graph, arrangement)?;
     let (tensors, sources, first) = split.tensors(graph);
     let mut writer = Writer {
         graph,
@@ -256,7 +256,7 @@ pub fn arrange(graph: &Graph, arrangement: &Arrangement) -> Result<Graph, Arrang
             }
         };
         for piece in pieces {
-            begins[id.index()].get_or_insert(OpId::of(operators.len()));
+            begins[id.index()].get_or_insert(OpId::from_index(operators.len()));
             operators.push(match piece {
                 None => writer.whole(id)?,
                 Some(piece) => writer.piece(id, piece)?,
@@ -306,7 +306,7 @@ struct Split {
 }
 
 impl Split {
-    fn of(graph: &Graph, arrangement: &Arrangement) -> Result<Self, ArrangeError> {
+    fn new(graph: &Graph, arrangement: &Arrangement) -> Result<Self, ArrangeError> {
         let mut operators = vec![(0, 0); graph.operators.len()];
         let mut pieces = 0;
         for &Pieces { operator, elements } in &arrangement.pieces {
@@ -380,8 +380,8 @@ impl Split {
     fn tensors(&self, graph: &Graph) -> (Vec<Tensor>, Vec<(TensorId, Bytes)>, Vec<TensorId>) {
         let (mut tensors, mut sources, mut first) = (Vec::new(), Vec::new(), Vec::new());
         for (index, tensor) in graph.tensors.iter().enumerate() {
-            let (id, size) = (TensorId::of(index), tensor.dtype.size());
-            first.push(TensorId::of(tensors.len()));
+            let (id, size) = (TensorId::from_index(index), tensor.dtype.size());
+            first.push(TensorId::from_index(tensors.len()));
             let elements = self.tensors[index];
             if elements == 0 {
                 tensors.push(tensor.clone());

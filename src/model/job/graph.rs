@@ -445,7 +445,7 @@ impl Graph {
         let mut of = vec![None; self.tensors.len()];
         for (index, operator) in self.operators.iter().enumerate() {
             for operand in operator.generates() {
-                of[operand.tensor.index()] = Some(OpId::of(index));
+                of[operand.tensor.index()] = Some(OpId::from_index(index));
             }
         }
         of
@@ -458,7 +458,7 @@ impl Graph {
         let mut of = vec![Vec::new(); self.tensors.len()];
         for (index, operator) in self.operators.iter().enumerate() {
             for tensor in operator.touches() {
-                of[tensor.index()].push(OpId::of(index));
+                of[tensor.index()].push(OpId::from_index(index));
             }
         }
         of

@@ -72,7 +72,7 @@ pub fn spans(graph: &Graph) -> Vec<Span> {
     let mut last = vec![OpId(0); graph.tensors.len()];
     for (index, operator) in graph.operators.iter().enumerate() {
         for operand in operator.reads().chain(operator.writes()) {
-            last[operand.tensor.index()] = OpId::of(index);
+            last[operand.tensor.index()] = OpId::from_index(index);
         }
     }
     for (tensor, generator) in graph.generators().into_iter().enumerate() {
@@ -101,7 +101,7 @@ impl Span {
 impl Liveness {
     /// Computes the figures of a graph, in linear time.
     #[must_use]
-    pub fn of(graph: &Graph) -> Self {
+    pub fn new(graph: &Graph) -> Self {
         let spans = spans(graph);
         let size = |tensor: TensorId| graph.tensor(tensor).bytes.in_blocks();
         let mut always = Bytes::ZERO;
@@ -109,7 +109,7 @@ impl Liveness {
         let mut begins = vec![Bytes::ZERO; graph.operators.len() + 1];
         let mut ends = begins.clone();
         for (index, span) in spans.iter().enumerate() {
-            let bytes = size(TensorId::of(index));
+            let bytes = size(TensorId::from_index(index));
             match *span {
                 Span::Always => always += bytes,
                 Span::Within { first, last } => {
@@ -127,7 +127,7 @@ impl Liveness {
         let (mut floor, mut floor_at) = (Bytes::ZERO, None);
         let mut touched = vec![None; graph.tensors.len()];
         for (index, operator) in graph.operators.iter().enumerate() {
-            let op = OpId::of(index);
+            let op = OpId::from_index(index);
             standing = standing + begins[index] - ends[index];
             resident.push(standing + operator.workspace.in_blocks());
             let mut working = operator.workspace.in_blocks();
@@ -141,13 +141,13 @@ impl Liveness {
             }
         }
         let peak = resident.iter().copied().max().unwrap_or(always);
-        let peak_at = resident.iter().position(|&b| b == peak).map(OpId::of);
+        let peak_at = resident.iter().position(|&b| b == peak).map(OpId::from_index);
         let generators = graph.generators();
         let mut at_peak: Vec<_> = (0..graph.tensors.len())
             .filter(|&t| peak_at.map_or(spans[t] == Span::Always, |op| spans[t].contains(op)))
             .map(|t| Standing {
-                tensor: TensorId::of(t),
-                bytes: size(TensorId::of(t)),
+                tensor: TensorId::from_index(t),
+                bytes: size(TensorId::from_index(t)),
                 made_by: generators[t],
             })
             .collect();
@@ -254,7 +254,7 @@ mod tests {
             operator("step", &[(4, 0), (0, 0), (0, 0)], &[(0, 1)], 0, &tensors),
         ];
         let graph = Graph::new("g".to_owned(), tensors, operators, None, None, None).unwrap();
-        let live = Liveness::of(&graph);
+        let live = Liveness::new(&graph);
         // Always resident: w 1024, never touched 512. Then a 2048, b 512, g 1024; g of the last
         // iteration also during "make a".
         assert_eq!(
@@ -291,7 +291,7 @@ mod tests {
             None,
         )
         .unwrap();
-        let live = Liveness::of(&graph);
+        let live = Liveness::new(&graph);
         assert_eq!(
             (live.peak, live.peak_at, live.floor, live.at_peak.len()),
             (Bytes(512), None, Bytes(0), 1)

@@ -66,7 +66,7 @@ impl Group {
 impl Optimizer {
     /// An optimizer with one group of all parameters.
     #[must_use]
-    pub fn of(group: Group) -> Self {
+    pub fn new(group: Group) -> Self {
         Self { groups: vec![group] }
     }
 

@@ -57,7 +57,7 @@ pub(super) fn dependencies(
     }
     for (index, tensor) in tensors.iter().enumerate() {
         let mut last = None;
-        for (version, writer) in versions.writes(TensorId::of(index)) {
+        for (version, writer) in versions.writes(TensorId::from_index(index)) {
             if last == Some(writer) {
                 let problem = format!(
                     "writes versions {} and {version} of tensor `{}`; one call writes a tensor once",
@@ -75,7 +75,7 @@ pub(super) fn dependencies(
             last = Some(writer);
         }
         if let (Some(until), Some(generator)) =
-            (tensor.kept_until, versions.generator(TensorId::of(index)))
+            (tensor.kept_until, versions.generator(TensorId::from_index(index)))
             && until.0 != generator
         {
             edge(&mut before, until.0, generator);

@@ -94,7 +94,7 @@ pub(super) fn candidates(request: &Request<'_>, piece: u64) -> impl Iterator<Ite
         // Where several updates are large, what is best for one need not be for the others.
         for alone in [true, false] {
             let late = options.late_gradients;
-            let Some(places) = Places::of(graph, request.latencies, LARGE, late, alone) else {
+            let Some(places) = Places::new(graph, request.latencies, LARGE, late, alone) else {
                 break;
             };
             let ways = if places.makers.is_empty() { &WAYS } else { &MADE_LATE };
@@ -126,14 +126,15 @@ struct Places {
 impl Places {
     /// `None` where no update is large. With `late` gradients wait where they may. With `alone` of
     /// several large updates only the largest one waits, if its gradient does.
-    fn of(
+    fn new(
         graph: &Graph,
         latencies: &[Latency],
         large: u64,
         late: bool,
         alone: bool,
     ) -> Option<Self> {
-        let all: u64 = (0..graph.operators.len()).map(|at| written(graph, OpId::of(at))).sum();
+        let all: u64 =
+            (0..graph.operators.len()).map(|at| written(graph, OpId::from_index(at))).sum();
         let least = (all / large).max(1);
         let order = early(graph);
         let mut makers = if late { makers(graph) } else { BTreeMap::new() };
@@ -164,7 +165,7 @@ impl Places {
         let at = moved.after?.index();
         let until = self.starts[at + 1].saturating_add(later);
         let behind = self.starts.partition_point(|start| *start < until).saturating_sub(1);
-        Some(OpId::of(behind.min(self.first.saturating_sub(1)).max(at)))
+        Some(OpId::from_index(behind.min(self.first.saturating_sub(1)).max(at)))
     }
 
     /// The time from the early place of an update to the framework's first one.
@@ -282,13 +283,14 @@ mod tests {
         let device = crate::device::builtin::find("a6000").unwrap();
         let latencies = crate::device::latency::latencies(&graph, &device, None);
         // The largest update of a ResNet-18 has 21 % of all states.
-        assert!(Places::of(&graph, &latencies, LARGE, true, false).is_none());
-        let places = Places::of(&graph, &latencies, 8, true, false).unwrap();
+        assert!(Places::new(&graph, &latencies, LARGE, true, false).is_none());
+        let places = Places::new(&graph, &latencies, 8, true, false).unwrap();
         assert!(places.makers.is_empty());
         let part = 33;
         let waiting = places.waiting(part);
         let first = graph.operators.iter().position(is_update).unwrap();
-        let all: u64 = (0..graph.operators.len()).map(|at| states(&graph, OpId::of(at))).sum();
+        let all: u64 =
+            (0..graph.operators.len()).map(|at| states(&graph, OpId::from_index(at))).sum();
         let time = |until: OpId| {
             let before = latencies[..=until.index()].iter().map(|l| l.time);
             before.sum::<Nanos>().0
@@ -302,7 +304,7 @@ mod tests {
             }
             let (behind, early) = (moved.after.unwrap(), early.after.unwrap());
             assert!(behind > early && behind.index() < first, "{early:?} {behind:?}");
-            let left = time(OpId::of(first - 1)) - time(early);
+            let left = time(OpId::from_index(first - 1)) - time(early);
             let waited = time(behind) - time(early);
             let longest = latencies.iter().map(|l| l.time.0).max().unwrap();
             let least = left / 100 * part;
@@ -355,7 +357,7 @@ mod tests {
             let link = exact::device().link;
             let (early, of_early) = early_job(&graph, &latencies);
             let bounds = Bounds::any_order(&early, &of_early, &link);
-            let places = Places::of(&graph, &latencies, LARGE, true, alone);
+            let places = Places::new(&graph, &latencies, LARGE, true, alone);
             let Some(places) = places else { continue };
             assert!(!alone || places.makers.len() < 2, "seed {seed}");
             for way in MADE_LATE {
@@ -366,7 +368,7 @@ mod tests {
                 for (number, update) in updates {
                     let maker = place(&update.name.replace("update", "weight")).unwrap();
                     let update = place(&update.name).unwrap();
-                    if places.makers.contains_key(&OpId::of(number)) {
+                    if places.makers.contains_key(&OpId::from_index(number)) {
                         assert_eq!(maker + 1, update, "seed {seed}");
                         waited += 1;
                     } else {

@@ -252,7 +252,7 @@ fn with(
 /// Updates in pieces whose largest state has `bytes`; the last piece of each has the rest.
 fn equal(graph: &Graph, bytes: u64) -> Vec<Pieces> {
     let of = |(index, operator): (usize, &Operator)| {
-        let id = OpId::of(index);
+        let id = OpId::from_index(index);
         let states = operator.reads().map(|o| graph.tensor(o.tensor));
         let largest = states.filter(|t| t.role == Role::OptimizerState).map(|t| t.bytes).max()?;
         let all = splittable(graph, id).ok().filter(|_| largest.0 > bytes)?;
@@ -288,7 +288,7 @@ mod tests {
             let graph = exact::resnet18();
             let device = crate::device::builtin::find("a6000").unwrap();
             let latencies = crate::device::latency::latencies(&graph, &device, None);
-            let peak = crate::job::liveness::Liveness::of(&graph).peak;
+            let peak = crate::job::liveness::Liveness::new(&graph).peak;
             let budget = Bytes(peak.0 / 10 * 9);
             let framework = Framework::on(&device, "expandable_segments:True".parse().unwrap());
             Self { graph, device, latencies, budget, framework }

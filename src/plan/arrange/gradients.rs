@@ -67,7 +67,9 @@ pub(super) fn cut(request: &Request<'_>, arrangement: &mut Arrangement, rows: bo
         {
             continue;
         }
-        let stays = |at: usize| !moves.contains(&OpId::of(at)) && !makers.contains(&OpId::of(at));
+        let stays = |at: usize| {
+            !moves.contains(&OpId::from_index(at)) && !makers.contains(&OpId::from_index(at))
+        };
         let at = match order.iter().position(|m| m.operator == update) {
             Some(at) if order[at].after == Some(last) => {
                 order.remove(at);
@@ -76,7 +78,7 @@ pub(super) fn cut(request: &Request<'_>, arrangement: &mut Arrangement, rows: bo
             None if !(last.index() + 1..update.index()).any(stays) => order.len(),
             _ => continue,
         };
-        let after = (0..last.index()).rev().find(|at| stays(*at)).map(OpId::of);
+        let after = (0..last.index()).rev().find(|at| stays(*at)).map(OpId::from_index);
         let behind = order.split_off(at);
         for number in 0..u32::try_from(all.div_ceil(elements)).unwrap_or(u32::MAX) {
             for &operator in makers.iter().chain([&update]) {
@@ -112,7 +114,7 @@ mod tests {
         let update = operators.iter().max_by_key(|operator| states(operator)).unwrap().clone();
         let gradients = update.reads().filter(|o| graph.tensor(o.tensor).role == Role::Gradient);
         let gradient = gradients.last().unwrap().clone();
-        let half = TensorId::of(tensors.len());
+        let half = TensorId::from_index(tensors.len());
         let role = Role::Activation;
         tensors.push(Tensor {
             name: "half".to_owned(),
@@ -140,12 +142,12 @@ mod tests {
             },
         );
         for until in tensors.iter_mut().filter_map(|t| t.kept_until.as_mut()) {
-            *until = OpId::of(until.index() + usize::from(until.index() >= sum));
+            *until = OpId::from_index(until.index() + usize::from(until.index() >= sum));
         }
         let at = operators.iter().position(|o| o.name == update.name).unwrap();
         let optimizer = graph.optimizer.clone();
         let graph = Graph::new(graph.name, tensors, operators, optimizer, graph.loss, None);
-        (graph.unwrap(), OpId::of(sum), OpId::of(at))
+        (graph.unwrap(), OpId::from_index(sum), OpId::from_index(at))
     }
 
     #[test]
@@ -193,7 +195,7 @@ mod tests {
     fn with_rows(row: u64) -> (Graph, [OpId; 3]) {
         let (graph, sum, update) = with_a_sum();
         let (mut tensors, mut operators) = (graph.tensors.clone(), graph.operators.clone());
-        let rows = TensorId::of(tensors.len());
+        let rows = TensorId::from_index(tensors.len());
         let whole = operators[sum.index()].reads().next().unwrap().clone();
         tensors.push(Tensor { name: "rows".to_owned(), ..graph.tensor(whole.tensor).clone() });
         let count = whole.elements() / row;
@@ -219,11 +221,11 @@ mod tests {
             },
         );
         for until in tensors.iter_mut().filter_map(|t| t.kept_until.as_mut()) {
-            *until = OpId::of(until.index() + usize::from(until.index() >= sum.index()));
+            *until = OpId::from_index(until.index() + usize::from(until.index() >= sum.index()));
         }
         let optimizer = graph.optimizer.clone();
         let graph = Graph::new(graph.name, tensors, operators, optimizer, graph.loss, None);
-        let next = |id: OpId| OpId::of(id.index() + 1);
+        let next = |id: OpId| OpId::from_index(id.index() + 1);
         (graph.unwrap(), [sum, next(sum), next(update)])
     }
 

@@ -31,8 +31,8 @@ const TOGETHER: usize = 4;
 /// By update, the operators that make its gradient and may wait for it, in order.
 #[must_use]
 pub fn makers(graph: &Graph) -> BTreeMap<OpId, Vec<OpId>> {
-    let touched = Touched::of(graph);
-    let all = (0..graph.operators.len()).map(OpId::of);
+    let touched = Touched::new(graph);
+    let all = (0..graph.operators.len()).map(OpId::from_index);
     let updates = all.filter(|id| is_update(graph.operator(*id)));
     updates.filter_map(|update| Some((update, touched.makers(graph, update)?))).collect()
 }
@@ -42,9 +42,9 @@ pub fn makers(graph: &Graph) -> BTreeMap<OpId, Vec<OpId>> {
 /// of what only these operators use. The last one makes the gradient.
 #[must_use]
 pub fn in_pieces(graph: &Graph) -> Vec<(OpId, Vec<OpId>)> {
-    let touched = Touched::of(graph);
+    let touched = Touched::new(graph);
     let mut found = Vec::new();
-    for update in (0..graph.operators.len()).map(OpId::of) {
+    for update in (0..graph.operators.len()).map(OpId::from_index) {
         if is_update(graph.operator(update))
             && let Ok(elements) = splittable(graph, update)
         {
@@ -77,15 +77,15 @@ struct Touched {
 impl Touched {
     // In one piece, as `makes`: both searches ask for it.
     #[inline(never)]
-    fn of(graph: &Graph) -> Self {
+    fn new(graph: &Graph) -> Self {
         let mut first = vec![[None; 3]; graph.tensors.len()];
         let mut written = vec![None; graph.tensors.len()];
         for (at, operator) in graph.operators.iter().enumerate() {
             for tensor in operator.touches() {
                 let slot = first[tensor.index()].iter_mut().find(|slot| slot.is_none());
-                slot.into_iter().for_each(|slot| *slot = Some(OpId::of(at)));
+                slot.into_iter().for_each(|slot| *slot = Some(OpId::from_index(at)));
             }
-            operator.writes().for_each(|o| written[o.tensor.index()] = Some(OpId::of(at)));
+            operator.writes().for_each(|o| written[o.tensor.index()] = Some(OpId::from_index(at)));
         }
         let awaited = graph.tensors.iter().filter_map(|tensor| tensor.kept_until).collect();
         Self { first, written, awaited }

@@ -169,7 +169,7 @@ fn polished(request: &Request<'_>, made: Arranged) -> Result<Arranged, PlanError
 
 fn for_allocator(request: &Request<'_>, framework: &Framework) -> Result<Arranged, PlanError> {
     // Where the other order is the better one, plans in equal pieces seldom leave anything to gain.
-    let first = request.budget < Liveness::of(request.graph).peak && early_is_much_lower(request);
+    let first = request.budget < Liveness::new(request.graph).peak && early_is_much_lower(request);
     if first && let Some(found) = fragments::quicker(request, framework, None)? {
         return Ok(found);
     }
@@ -259,7 +259,7 @@ impl From<Candidate> for Early {
 
 impl Early {
     fn made_first(&self, request: &Request<'_>) -> budget::First {
-        budget::First::of(&self.candidate.request(request), None)
+        budget::First::new(&self.candidate.request(request), None)
     }
 
     /// Its first plan for an arena.
@@ -323,7 +323,7 @@ fn in_two_orders(
         return budget::make_for(request, framework).map(alone);
     };
     let own = |other| budget::make_against(request, framework, other).map(alone);
-    let peak = Liveness::of(request.graph).peak;
+    let peak = Liveness::new(request.graph).peak;
     let arranged = freed_after_use(&early.candidate.graph);
     let lower = much_lower(arranged, freed_after_use(request.graph));
     if lower && request.budget < peak {
@@ -350,7 +350,7 @@ fn the_likely_one_first(request: &Request<'_>, mut early: Early) -> Result<Arran
     let unplanned = request.unplanned();
     let is_ideal = |time: Option<Nanos>| time.is_some_and(|time| time <= unplanned);
     let make_own = |first, rival| budget::make_of(request, first, rival).map(alone);
-    let own = budget::First::of(request, None);
+    let own = budget::First::new(request, None);
     if is_ideal(own.time()) {
         return make_own(own, None);
     }
@@ -453,7 +453,7 @@ pub fn early_job(graph: &Graph, latencies: &[Latency]) -> (Graph, Vec<Latency>) 
     match arrange(graph, &arrangement) {
         Ok(arranged) => {
             let of = |id| latencies[arranged.framework_operator(id).index()];
-            let latencies = (0..latencies.len()).map(|at| of(OpId::of(at))).collect();
+            let latencies = (0..latencies.len()).map(|at| of(OpId::from_index(at))).collect();
             (arranged, latencies)
         }
         Err(_) => (graph.clone(), latencies.to_vec()),
@@ -473,7 +473,7 @@ pub fn held_back(graph: &Graph, update: OpId) -> Option<(OpId, TensorId)> {
         let tensor = touched
             .iter()
             .find(|t| writes.contains(t) || (written.contains(t) && uses.contains(t)))?;
-        Some((OpId::of(at), *tensor))
+        Some((OpId::from_index(at), *tensor))
     })
 }
 
@@ -492,8 +492,8 @@ pub fn early(graph: &Graph) -> Vec<Moved> {
             let read = operator.reads().filter_map(|o| writes[o.tensor.index()]);
             let behind = read.chain(written.iter().filter_map(|t| uses[*t])).max();
             if let Some(behind) = behind.filter(|behind| stays > Some(*behind)) {
-                let after = Some(OpId::of(behind));
-                moved.push(Moved { operator: OpId::of(at), piece: None, after });
+                let after = Some(OpId::from_index(behind));
+                moved.push(Moved { operator: OpId::from_index(at), piece: None, after });
                 place = behind;
             }
         }
@@ -515,7 +515,7 @@ pub fn early(graph: &Graph) -> Vec<Moved> {
 #[must_use]
 pub fn pieces(graph: &Graph, bytes: u64) -> Vec<Pieces> {
     let of = |(index, operator): (usize, &Operator)| {
-        let id = OpId::of(index);
+        let id = OpId::from_index(index);
         let states = operator.reads().map(|o| graph.tensor(o.tensor));
         let largest = states.filter(|t| t.role == Role::OptimizerState).map(|t| t.bytes).max()?;
         let count = largest.0.div_ceil(bytes);

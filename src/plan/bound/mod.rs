@@ -142,7 +142,7 @@ struct Loose {
 }
 
 impl Loose {
-    fn of(graph: &Graph, latencies: &[Latency]) -> Self {
+    fn new(graph: &Graph, latencies: &[Latency]) -> Self {
         let mut loose = Self {
             operators: may_wait(graph),
             before: Vec::with_capacity(graph.operators.len()),
@@ -192,7 +192,7 @@ impl<'a> Bounds<'a> {
     /// The bounds of a job with these latencies on this link, for plans that keep its order.
     #[must_use]
     pub fn new(graph: &'a Graph, latencies: &[Latency], link: &Link) -> Self {
-        Self::of(graph, latencies, link, None)
+        Self::with_loose(graph, latencies, link, None)
     }
 
     /// The bounds for plans that may also run updates at other places and in pieces, and make
@@ -200,10 +200,15 @@ impl<'a> Bounds<'a> {
     /// ([`crate::arrange::early_job`]).
     #[must_use]
     pub fn any_order(graph: &'a Graph, latencies: &[Latency], link: &Link) -> Self {
-        Self::of(graph, latencies, link, Some(Loose::of(graph, latencies)))
+        Self::with_loose(graph, latencies, link, Some(Loose::new(graph, latencies)))
     }
 
-    fn of(graph: &'a Graph, latencies: &[Latency], link: &Link, loose: Option<Loose>) -> Self {
+    fn with_loose(
+        graph: &'a Graph,
+        latencies: &[Latency],
+        link: &Link,
+        loose: Option<Loose>,
+    ) -> Self {
         let residencies = Residencies::new(graph);
         let mut standing: Vec<u64> =
             residencies.load.all().into_iter().skip(1).step_by(2).collect();
@@ -263,7 +268,7 @@ impl<'a> Bounds<'a> {
         let parts = (0..operators).step_by(width as usize).map(part).collect();
         let floor = match &loose {
             Some(_) => Loose::floor(graph),
-            None => crate::job::liveness::Liveness::of(graph).floor.0,
+            None => crate::job::liveness::Liveness::new(graph).floor.0,
         };
         let within = |lifetime: &Lifetime| match (lifetime.uses.first(), lifetime.uses.last()) {
             _ if lifetime.bytes == 0 => (1, 0),
@@ -464,7 +469,7 @@ impl<'a> Bounds<'a> {
             if slot < self.within[index].0 || slot > self.within[index].1 {
                 continue;
             }
-            let tensor = TensorId::of(index);
+            let tensor = TensorId::from_index(index);
             let (loose, more) = self.loosened(index, q);
             let until = match self.residencies.gap_over(tensor, slot) {
                 Some(gap) => {

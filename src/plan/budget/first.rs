@@ -14,8 +14,8 @@ pub(crate) struct First {
 }
 
 impl First {
-    pub(crate) fn of(request: &Request<'_>, framework: Option<&Framework>) -> Self {
-        match proof::refusal(request, &Liveness::of(request.graph), framework) {
+    pub(crate) fn new(request: &Request<'_>, framework: Option<&Framework>) -> Self {
+        match proof::refusal(request, &Liveness::new(request.graph), framework) {
             Ok(Some(no)) => Self { made: Err(PlanError::Infeasible(no)), proved: true },
             Ok(None) => Self { made: within(request, framework), proved: false },
             Err(defect) => Self { made: Err(defect), proved: true },
@@ -52,5 +52,5 @@ pub(crate) fn make_of(
     if first.proved {
         return first.made;
     }
-    rungs::make(request, &Liveness::of(request.graph), first.made, other)
+    rungs::make(request, &Liveness::new(request.graph), first.made, other)
 }

@@ -36,7 +36,7 @@ pub fn minimum_for(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Planned, PlanError> {
-    let liveness = Liveness::of(request.graph);
+    let liveness = Liveness::new(request.graph);
     match anywhere(request, &liveness, framework)? {
         Some(mut planned) if planned.bound() <= request.budget => {
             planned.plan.budget = planned.bound();

@@ -203,7 +203,7 @@ pub(super) fn make_against(
     framework: Option<&Framework>,
     other: Option<Nanos>,
 ) -> Result<Planned, PlanError> {
-    let first = First::of(request, framework);
+    let first = First::new(request, framework);
     if framework.is_none() {
         return make_of(request, first, other);
     }
@@ -211,7 +211,7 @@ pub(super) fn make_against(
         First { made: Err(PlanError::Infeasible(no)), proved: false } => no,
         First { made, .. } => return made,
     };
-    let liveness = Liveness::of(request.graph);
+    let liveness = Liveness::new(request.graph);
     match minimum::anywhere(request, &liveness, framework)? {
         Some(planned) if planned.bound() <= request.budget => Ok(bound_by(planned, request.budget)),
         found => {
@@ -223,7 +223,7 @@ pub(super) fn make_against(
 
 /// The plan, or a quicker one in which single choices of it are changed.
 pub(super) fn polished(request: &Request<'_>, planned: Planned) -> Result<Planned, PlanError> {
-    polish::polish(request, &Liveness::of(request.graph), planned)
+    polish::polish(request, &Liveness::new(request.graph), planned)
 }
 
 /// A plan for a tighter budget as one for this budget.
@@ -247,7 +247,7 @@ pub(super) fn within(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Planned, PlanError> {
-    let liveness = Liveness::of(request.graph);
+    let liveness = Liveness::new(request.graph);
     let own = alone(request, &liveness, framework, None, &mut Memory::Nothing);
     let fails = matches!(own, Err(PlanError::Infeasible(_)));
     let mut best = own;
@@ -280,7 +280,7 @@ pub(super) fn within(
 
 /// As [`within`], without other planners that stand in.
 pub(super) fn by_itself(request: &Request<'_>) -> Result<Planned, PlanError> {
-    alone(request, &Liveness::of(request.graph), None, None, &mut Memory::Nothing)
+    alone(request, &Liveness::new(request.graph), None, None, &mut Memory::Nothing)
 }
 
 /// A plan of another planner becomes this one's, and says whose it was.
@@ -346,7 +346,7 @@ fn alone(
 /// # Errors
 /// As [`make`].
 pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
-    let liveness = Liveness::of(request.graph);
+    let liveness = Liveness::new(request.graph);
     let budget = request.budget.0 / 512 * 512;
     let memory = &mut Memory::Nothing;
     let mut search = Search::new(request, None, &liveness, None, memory);
@@ -462,7 +462,7 @@ impl<'a> Search<'a> {
             planned.reserved = simulated(request.graph, &planned, self.framework);
             let bound = planned.bound().0;
             if bound <= self.budget && !planned.fails() {
-                let basis = polish::Basis::of(method, target, self.memory, self.framework);
+                let basis = polish::Basis::new(method, target, self.memory, self.framework);
                 planned.basis = basis.map(Arc::new);
                 return Ok(Attempt::Fits(Box::new(planned)));
             }
@@ -524,7 +524,7 @@ fn finish(
     let (host_slots, pinned, run) = (pool.offsets, pool.bytes, pool.run);
     let framework = request.graph.framework();
     let unplanned_peak =
-        if request.graph.origin.is_some() { Liveness::of(framework).peak } else { liveness.peak };
+        if request.graph.origin.is_some() { Liveness::new(framework).peak } else { liveness.peak };
     let job = JobPlan {
         graph: request.file.0.clone(),
         graph_sha256: request.file.1.clone(),

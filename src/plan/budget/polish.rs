@@ -34,7 +34,7 @@ pub(super) struct Basis {
 
 impl Basis {
     /// Of what `method` decided for `target`, if it can be polished.
-    pub(super) fn of(
+    pub(super) fn new(
         method: &Method,
         target: u64,
         memory: &Memory,
@@ -149,7 +149,7 @@ fn quicker(
     rival: Nanos,
 ) -> Result<Option<Planned>, PlanError> {
     let budget = request.budget.0 / 512 * 512;
-    let emitted = Decision::of(residencies, budget).emitted;
+    let emitted = Decision::new(residencies, budget).emitted;
     let program = Program::new(request.graph, request.latencies, &emitted.events)
         .map_err(|e| PlanError::Defect(e.to_string()))?;
     // Without addresses it is no slower than with them.
@@ -176,7 +176,7 @@ fn reserved(
 ) -> Result<Option<Planned>, PlanError> {
     let memory = &mut Memory::Nothing;
     let search = Search::new(request, Some(framework), liveness, Some(rival), memory);
-    let emitted = Decision::of(residencies, search.budget).emitted;
+    let emitted = Decision::new(residencies, search.budget).emitted;
     if !mend {
         return search.write(emitted, framework);
     }

@@ -19,7 +19,7 @@ impl Proof {
     /// What lives through all iterations is on the device or on the host at any time. So during an
     /// operator the device holds what the host has no room for, or what the operator touches of it
     /// if that is more, and all else that the operator works on.
-    fn of(request: &Request<'_>, liveness: &Liveness) -> Self {
+    fn new(request: &Request<'_>, liveness: &Liveness) -> Self {
         let graph = request.graph;
         let generators = graph.generators();
         let mut used = vec![false; graph.tensors.len()];
@@ -59,7 +59,7 @@ impl Proof {
 
 /// What no plan of the request's planner is below.
 pub(super) fn floor(request: &Request<'_>, liveness: &Liveness) -> Bytes {
-    Proof::of(request, liveness).floor
+    Proof::new(request, liveness).floor
 }
 
 /// The refusal of a budget that is below what must be on the device beside the operator that takes
@@ -73,7 +73,7 @@ pub(super) fn refusal(
     liveness: &Liveness,
     framework: Option<&Framework>,
 ) -> Result<Option<Box<Infeasible>>, PlanError> {
-    let proof = Proof::of(request, liveness);
+    let proof = Proof::new(request, liveness);
     // Where the operators alone take too much, the least that can be reached is soon found.
     if request.budget >= proof.floor || proof.floor == liveness.floor {
         return Ok(None);
@@ -103,7 +103,7 @@ mod tests {
             let (graph, latencies) = job(&mut random);
             let mut device = device();
             device.pinned_bytes = Bytes(random.between(0, 4) * 1024);
-            let liveness = Liveness::of(&graph);
+            let liveness = Liveness::new(&graph);
             let swap = random.between(0, 1) == 1;
             let method = Method::Neap(Options { swap, ..Options::default() });
             for share in [95, 85, 75, 65] {
@@ -112,7 +112,7 @@ mod tests {
                     method: method.clone(),
                     ..Request::new(&graph, &device, &latencies, budget)
                 };
-                let proof = Proof::of(&asked, &liveness);
+                let proof = Proof::new(&asked, &liveness);
                 higher += u32::from(proof.floor > liveness.floor);
                 let refused = refusal(&asked, &liveness, None).unwrap();
                 if let Ok(planned) = within(&asked, None) {

@@ -43,7 +43,7 @@ pub(crate) fn quicker_for(
     rival: Nanos,
     mend: bool,
 ) -> Result<Option<Planned>, PlanError> {
-    let liveness = Liveness::of(request.graph);
+    let liveness = Liveness::new(request.graph);
     let memory = &mut Memory::Nothing;
     let mut search = Search::new(request, Some(framework), &liveness, Some(rival), memory);
     search.brief = true;

@@ -42,7 +42,7 @@ const FELL: u64 = 64;
 
 /// The rungs below a budget, the highest first.
 pub(super) fn below(request: &Request<'_>, budget: Bytes) -> impl Iterator<Item = Bytes> + use<> {
-    parts_below(Liveness::of(request.graph.framework()).peak, budget, RUNGS)
+    parts_below(Liveness::new(request.graph.framework()).peak, budget, RUNGS)
 }
 
 /// Whole parts of a peak that are less than a budget, the largest first.

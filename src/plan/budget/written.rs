@@ -24,7 +24,7 @@ pub fn written(request: &Request<'_>, emitted: Emitted) -> Result<Planned, PlanE
     let program = Program::new(request.graph, request.latencies, &emitted.events)
         .map_err(|e| PlanError::Defect(e.to_string()))?;
     let (program, placements, height) = placed(program, &emitted, 0)?;
-    let liveness = Liveness::of(request.graph);
+    let liveness = Liveness::new(request.graph);
     let mut planned = finish(request, &liveness, emitted, program, placements, height)?;
     planned.plan.budget = Bytes(height);
     Ok(planned)
@@ -45,5 +45,5 @@ pub(crate) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Plan
     program.place(&job.placements).map_err(defect)?;
     let emitted = Emitted { events: job.events.clone(), ..Emitted::default() };
     let height = planned.plan.figures.arena_bytes.0;
-    finish(request, &Liveness::of(request.graph), emitted, program, job.placements.clone(), height)
+    finish(request, &Liveness::new(request.graph), emitted, program, job.placements.clone(), height)
 }

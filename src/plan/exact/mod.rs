@@ -39,7 +39,7 @@ pub fn tensor(name: String, bytes: u64, role: Role) -> Tensor {
 pub fn operand(tensors: &[Tensor], tensor: usize, version: u32) -> Operand {
     let shape = tensors[tensor].shape.clone();
     Operand {
-        tensor: TensorId::of(tensor),
+        tensor: TensorId::from_index(tensor),
         version,
         dtype: Dtype::U8,
         offset: 0,

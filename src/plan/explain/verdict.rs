@@ -339,7 +339,7 @@ impl Explained<'_> {
         }
         let until = self.turns.partition_point(|&turn| turn <= gap.after);
         let operators: Vec<OpId> = (0..until)
-            .map(OpId::of)
+            .map(OpId::from_index)
             .filter(|&op| self.graph.operator(op).writes().any(|w| w.tensor == tensor))
             .collect();
         let generators = self.graph.generators();
@@ -371,7 +371,8 @@ impl Explained<'_> {
                         && self.graph.operator(*op).updates().any(|u| u.tensor == read.tensor)
                 };
                 let input = || self.graph.tensor(read.tensor).name.clone();
-                if let Some(by) = (0..self.graph.operators.len()).map(OpId::of).find(later) {
+                if let Some(by) = (0..self.graph.operators.len()).map(OpId::from_index).find(later)
+                {
                     return Verdict::Against(Reason::Overwritten {
                         input: input(),
                         by: self.name(by),

@@ -35,7 +35,7 @@ pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u6
         }
     }
     for index in 0..residencies.lifetimes.len() {
-        let tensor = TensorId::of(index);
+        let tensor = TensorId::from_index(index);
         let others: Vec<_> = residencies.lifetimes[index].gaps.others().collect();
         for (gap, decision) in others {
             if matches!(decision, Gap::Swap(_))

@@ -24,7 +24,7 @@ pub fn extend(residencies: &mut Residencies<'_>, least: u64) {
     let slot = u32::try_from(residencies.load.peak().0).unwrap_or(u32::MAX);
     let mut products: Vec<Product> = Vec::new();
     for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
-        let tensor = TensorId::of(index);
+        let tensor = TensorId::from_index(index);
         if lifetime.bytes >= least.max(1)
             && let Some(gap) = residencies.gap_over(tensor, slot)
             && let Some(product) = product(residencies, tensor, gap)

@@ -27,7 +27,7 @@ pub fn linger(
 ) {
     let mut last: Vec<(Reverse<u32>, TensorId, Swap)> = Vec::new();
     for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
-        let (tensor, gap) = (TensorId::of(index), lifetime.gaps.len().wrapping_sub(1));
+        let (tensor, gap) = (TensorId::from_index(index), lifetime.gaps.len().wrapping_sub(1));
         if lifetime.long_lived
             && gap < lifetime.gaps.len()
             && let Gap::Swap(swap) = lifetime.gaps[gap]

@@ -335,7 +335,7 @@ impl Planner for Options {
     fn decide_again(&self, given: &Given<'_>, memory: &mut Memory) -> Decision {
         let (residencies, end) = improve::search(given, self, memory);
         *memory = Memory::Warm(end);
-        Decision::of(&residencies, given.target)
+        Decision::new(&residencies, given.target)
     }
 
     fn quick(&self) -> Self {

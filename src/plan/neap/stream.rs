@@ -18,7 +18,7 @@ pub fn streamable(residencies: &Residencies<'_>, least: u64, parameters: bool) -
         l.long_lived && l.bytes >= least && (l.uses.len() == 1 || parameters && l.uses.len() > 1)
     };
     let lifetimes = residencies.lifetimes.iter().enumerate();
-    lifetimes.filter(|(_, l)| may(l)).map(|(index, _)| TensorId::of(index)).collect()
+    lifetimes.filter(|(_, l)| may(l)).map(|(index, _)| TensorId::from_index(index)).collect()
 }
 
 /// A tensor that may be streamed.

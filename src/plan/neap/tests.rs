@@ -30,7 +30,7 @@ const LINK: Link = Link {
 
 fn operator(name: String, phase: Phase, reads: &[usize], makes: usize) -> Operator {
     let operand = |tensor: usize| Operand {
-        tensor: TensorId::of(tensor),
+        tensor: TensorId::from_index(tensor),
         version: 0,
         dtype: Dtype::U8,
         offset: 0,
@@ -108,7 +108,7 @@ fn beside_a_large_tensor(forward: u64, apart: Apart) -> (Swap, u32, u32) {
     let time = |i: usize| Nanos(if i < LAYERS { forward } else { 100_000 });
     let latencies: Vec<Latency> =
         (0..2 * LAYERS).map(|i| Latency { time: time(i), source: Source::Graph }).collect();
-    let (mut graph, input, large) = (graph(), TensorId::of(0), TensorId::of(3));
+    let (mut graph, input, large) = (graph(), TensorId::from_index(0), TensorId::from_index(3));
     graph.tensors[large.index()].bytes = Bytes(2 * SIZE);
     let clock = clock::Clock::nominal(&latencies);
     let mut residencies = Residencies::new(&graph);
@@ -140,7 +140,7 @@ fn what_nothing_generates_leaves_before_a_large_tensor_that_can_lie_at_its_addre
 
 #[test]
 fn a_copy_out_may_begin_once_nothing_writes_the_tensor_and_it_is_there() {
-    let (graph, tensor) = (graph(), TensorId::of(0));
+    let (graph, tensor) = (graph(), TensorId::from_index(0));
     // Operators 0, 4, 8 and 20 use it.
     let from = |long_lived: bool, write: Option<u32>, before: [Gap; 2], last: Gap| {
         let mut residencies = Residencies::new(&graph);
@@ -166,7 +166,7 @@ fn a_copy_out_may_begin_once_nothing_writes_the_tensor_and_it_is_there() {
 
 #[test]
 fn copies_out_begin_early_where_the_link_is_free() {
-    let (graph, tensor) = (graph(), TensorId::of(0));
+    let (graph, tensor) = (graph(), TensorId::from_index(0));
     // A copy takes about three operators. Operators 0, 4 and 20 use the tensor.
     let latency = Latency { time: Nanos(400_000), source: Source::Graph };
     let latencies = vec![latency; 2 * LAYERS];
@@ -197,7 +197,7 @@ fn copies_out_begin_early_where_the_link_is_free() {
 
 #[test]
 fn what_was_copied_out_ahead_leaves_without_a_copy() {
-    let (graph, options, parameter) = (graph(), Options::default(), TensorId::of(0));
+    let (graph, options, parameter) = (graph(), Options::default(), TensorId::from_index(0));
     let latency = Latency { time: Nanos(400_000), source: Source::Graph };
     let latencies = vec![latency; 2 * LAYERS];
     let clock = clock::Clock::nominal(&latencies);
@@ -245,7 +245,7 @@ fn what_relieves_most_slots_is_swapped_before_what_is_largest() {
     let latency = Latency { time: Nanos(8_000_000), source: Source::Graph };
     let latencies = vec![latency; 2 * LAYERS];
     let clock = clock::Clock::nominal(&latencies);
-    let all: Vec<TensorId> = (0..=2 * LAYERS).map(TensorId::of).collect();
+    let all: Vec<TensorId> = (0..=2 * LAYERS).map(TensorId::from_index).collect();
     let rules = vec![Rule::default(); all.len()];
     let first = |by_reach| {
         let options = Options { by_reach, recompute: false, ..Options::default() };
@@ -269,8 +269,8 @@ fn what_relieves_most_slots_is_swapped_before_what_is_largest() {
         chooser.choices[0].tensor
     };
     // The input is there longest, and leaves without a copy.
-    assert_eq!(first(true), TensorId::of(0));
-    assert_eq!(first(false), TensorId::of(LAYERS - 3));
+    assert_eq!(first(true), TensorId::from_index(0));
+    assert_eq!(first(false), TensorId::from_index(LAYERS - 3));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn a_choice_has_no_gap_where_another_use_leaves_no_slot() {
     let graph = graph();
     let mut residencies = Residencies::new(&graph);
     let long = |of: &Lifetime| of.uses.len() == 2 && of.uses[1] - of.uses[0] > 8;
-    let tensor = TensorId::of(residencies.lifetimes.iter().position(long).unwrap());
+    let tensor = TensorId::from_index(residencies.lifetimes.iter().position(long).unwrap());
     let until = residencies.lifetime(tensor).uses[1];
     let choice = Choice { tensor, until, made: Made::Again(0), windows: None };
     assert_eq!(choice.gap(&residencies), Some(0));
@@ -368,7 +368,7 @@ fn what_is_updated_last_leaves_in_the_next_forward() {
     let latencies = vec![Latency { time, source: Source::Graph }; graph.operators.len()];
     let mut residencies = Residencies::new(&graph);
     let target = residencies.load.peak().1;
-    let streamed: Vec<TensorId> = (LAYERS + 1..LAYERS + 5).map(TensorId::of).collect();
+    let streamed: Vec<TensorId> = (LAYERS + 1..LAYERS + 5).map(TensorId::from_index).collect();
     for &state in &streamed {
         let tight = residencies.tightest(state, 0);
         residencies.decide(state, 0, Gap::Swap(Swap { back_from: 10, ..tight }));

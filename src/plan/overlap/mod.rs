@@ -104,7 +104,7 @@ fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>, lowest: u64) -> PlanE
     let nothing = || Infeasible { budget: jobs.budget, lowest, ..Infeasible::default() };
     let mut no = refused.unwrap_or_else(|| Box::new(nothing()));
     // Bytes are shared, so needs no longer add up. But each job still needs its own floor.
-    no.floor = jobs.jobs.iter().map(|job| Liveness::of(job.graph).floor).max().unwrap_or_default();
+    no.floor = jobs.jobs.iter().map(|job| Liveness::new(job.graph).floor).max().unwrap_or_default();
     no.lowest = no.lowest.min(lowest).max(jobs.budget + Bytes(1));
     no.blocked += "; nor does a window to share make up for it";
     PlanError::Infeasible(no)

@@ -191,7 +191,7 @@ pub(super) fn choices(
     memo: &Memo,
 ) -> Result<Vec<Choice>, PlanError> {
     let whole = memo.unplanned(request)?;
-    let (top, floor) = (whole.plan.figures.arena_bytes.0, Liveness::of(request.graph).floor.0);
+    let (top, floor) = (whole.plan.figures.arena_bytes.0, Liveness::new(request.graph).floor.0);
     let mut all = vec![Choice::new(whole)];
     let mut add = |planned: Arc<Planned>| {
         if !all.iter().any(|other| other.planned.plan.figures == planned.plan.figures) {

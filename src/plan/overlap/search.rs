@@ -350,7 +350,7 @@ fn hand_overs(part: &Planned, inside: &BTreeSet<usize>, gap: Option<u64>) -> Vec
     for (i, pair) in lives.windows(2).enumerate() {
         ended = ended.max(pair[0].2);
         if pair[0].0 < pair[1].0 && next[i + 1].0 >= ended.0.saturating_add(least) {
-            all.push(OpId::of(pair[1].0 - 1));
+            all.push(OpId::from_index(pair[1].0 - 1));
         }
     }
     all

@@ -22,7 +22,7 @@ pub(super) struct Cliques {
 
 impl Cliques {
     /// The cliques of all items. Cost: that of sorting.
-    pub fn of(items: &[Item]) -> Self {
+    pub fn new(items: &[Item]) -> Self {
         // Ends before beginnings: spans are half-open.
         let mut events: Vec<(u32, bool, usize)> = Vec::new();
         for (index, item) in items.iter().enumerate() {

@@ -56,7 +56,7 @@ struct Chunk {
 const CHUNK: usize = 512;
 
 impl Chunk {
-    fn of(standing: Vec<Standing>) -> Self {
+    fn new(standing: Vec<Standing>) -> Self {
         let mut chunk = Self { standing: Vec::new(), life: (u32::MAX, 0), top: 0 };
         standing.iter().for_each(|s| chunk.note(s));
         Self { standing, ..chunk }
@@ -73,7 +73,7 @@ impl Chunks {
         let first = |c: &Chunk| c.standing.first().map_or(0, |s| s.offset);
         let at = self.0.partition_point(|c| first(c) < standing.offset).saturating_sub(1);
         let Some(chunk) = self.0.get_mut(at) else {
-            self.0.push(Chunk::of(vec![standing]));
+            self.0.push(Chunk::new(vec![standing]));
             return;
         };
         let place = chunk.standing.partition_point(|s| s.offset < standing.offset);
@@ -84,8 +84,8 @@ impl Chunks {
             let half = if place + 1 == chunk.standing.len() { CHUNK } else { CHUNK / 2 };
             let upper = chunk.standing.split_off(half);
             let lower = std::mem::take(&mut chunk.standing);
-            *chunk = Chunk::of(lower);
-            self.0.insert(at + 1, Chunk::of(upper));
+            *chunk = Chunk::new(lower);
+            self.0.insert(at + 1, Chunk::new(upper));
         }
     }
 

@@ -44,8 +44,8 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
     if start.given.is_empty() && best.height > aim {
         let which: Vec<u32> =
             others.iter().map(|&i| u32::try_from(i).unwrap_or(u32::MAX)).collect();
-        let cliques = Cliques::of(items);
-        let orders = Orders::of(items, &cliques, &which);
+        let cliques = Cliques::new(items);
+        let orders = Orders::new(items, &cliques, &which);
         for number in 0..2 {
             if let Some(lower) =
                 skyline(items, &cliques, &orders.order(number), &start.layout, best.height - 1)

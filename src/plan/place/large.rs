@@ -115,7 +115,7 @@ impl Tried<'_> {
 
 /// Tries layouts of the large items until one is low enough: by skyline, then by first fit.
 fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool) -> bool {
-    let cliques = Cliques::of(items);
+    let cliques = Cliques::new(items);
     let which: Vec<u32> = (0..u32::try_from(items.len()).unwrap_or(u32::MAX)).collect();
     let mut limit = u64::MAX;
     let count = if items.len() <= FEW {
@@ -125,7 +125,7 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
     } else {
         1
     };
-    let orders = Orders::of(items, &cliques, &which);
+    let orders = Orders::new(items, &cliques, &which);
     for number in 0..count {
         if let Some(found) = skyline(items, &cliques, &orders.order(number), floor, limit) {
             limit = found.height.saturating_sub(1);

@@ -75,7 +75,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(header: &csv::StringRecord) -> Result<Self, String> {
+    fn parse(header: &csv::StringRecord) -> Result<Self, String> {
         let at = |name: &str| {
             let mut found =
                 header.iter().enumerate().filter(|(_, h)| h.trim() == name).map(|(at, _)| at);
@@ -144,7 +144,7 @@ impl Problem {
             }
             let line = record.position().map_or(1, csv::Position::line);
             let Some(columns) = &columns else {
-                columns = Some(Columns::of(&record).map_err(|e| fail(line, e))?);
+                columns = Some(Columns::parse(&record).map_err(|e| fail(line, e))?);
                 continue;
             };
             if problem.entries.len() == ROWS {

@@ -28,7 +28,7 @@ pub(super) struct Orders {
 
 impl Orders {
     /// The orders of these items.
-    pub fn of(items: &[Item], cliques: &Cliques, which: &[u32]) -> Self {
+    pub fn new(items: &[Item], cliques: &Cliques, which: &[u32]) -> Self {
         let most = most_alive(items, cliques, which);
         let of = which.iter().zip(most).map(|(&i, most)| {
             let item = &items[i as usize];
@@ -335,7 +335,7 @@ mod tests {
                 .into_iter()
                 .map(|(bytes, spans, align)| Item { align: 1 << align, ..Item::new(bytes, spans) })
                 .collect();
-            let cliques = Cliques::of(&items);
+            let cliques = Cliques::new(&items);
             let mut order: Vec<u32> = (0..items.len() as u32).collect();
             order.rotate_left(turn % items.len().max(1));
             let floor = Layout { offsets: vec![7; items.len()], height: 7 };

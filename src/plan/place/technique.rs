@@ -94,7 +94,7 @@ pub(super) struct On {
 }
 
 impl On {
-    pub(super) fn of(options: &Options) -> Self {
+    pub(super) fn new(options: &Options) -> Self {
         Self {
             partition: options.with(Technique::Partition),
             decompose: options.with(Technique::Decompose),

@@ -74,7 +74,7 @@ impl<'a> Job<'a> {
         let written: Vec<u64> = graph.operators.iter().map(written).collect();
         let none = vec![false; elsewhere.len()];
         let needs = needs.then(|| {
-            Needs::of(&needs::Job {
+            Needs::new(&needs::Job {
                 link,
                 residencies,
                 times: &times,
@@ -351,7 +351,7 @@ impl Job<'_> {
         let mut touched: Vec<(u32, Touched)> = Vec::new();
         let mut others: Vec<(Course, TensorId)> = Vec::new();
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
-            let tensor = TensorId::of(index);
+            let tensor = TensorId::from_index(index);
             let Some(last) = lifetime.uses.last().map(|slot| slot / 2) else { continue };
             if lifetime.bytes == 0 || self.waits(lifetime) {
                 continue;

@@ -135,7 +135,7 @@ struct Rates {
 }
 
 impl Rates {
-    fn of(link: &Link) -> Self {
+    fn new(link: &Link) -> Self {
         let of = |direction, busy| rate(link, direction, busy) as f64 / 1e9 / MIB;
         Self {
             back: of(Direction::H2d, false),
@@ -194,7 +194,7 @@ impl Relaxation {
             lengths: job.lengths().into_iter().map(|time| time as f64).collect(),
             total: latencies.iter().map(|l| l.time.0.max(1)).sum::<u64>() as f64,
             alike: job.alike(),
-            link: Rates::of(link),
+            link: Rates::new(link),
             instants: job.instants,
         })
     }

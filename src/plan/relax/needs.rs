@@ -99,12 +99,12 @@ impl Job<'_> {
 }
 
 impl Needs {
-    pub(super) fn of(job: &Job<'_>) -> Self {
+    pub(super) fn new(job: &Job<'_>) -> Self {
         let count = job.times.len();
         let tensors = job.residencies.lifetimes.len();
         let mut bears: Vec<Option<TensorId>> = vec![None; count];
         let mut makers: Vec<(u32, TensorId)> = Vec::new();
-        for tensor in (0..tensors).map(TensorId::of) {
+        for tensor in (0..tensors).map(TensorId::from_index) {
             let Some(maker) = job.maker(tensor) else { continue };
             makers.push((maker, tensor));
             let bytes = |of: TensorId| job.residencies.lifetime(of).bytes;
@@ -115,7 +115,8 @@ impl Needs {
         }
         // From the last on: by tensor, the size of those that bear its time; by operator, its
         // inputs that pass, what makes them, and how many read them.
-        let mut borne: Vec<Size> = (0..tensors).map(|t| job.size(TensorId::of(t))).collect();
+        let mut borne: Vec<Size> =
+            (0..tensors).map(|t| job.size(TensorId::from_index(t))).collect();
         let mut inputs: Vec<Vec<(TensorId, usize, u64)>> = vec![Vec::new(); count];
         makers.sort_by_key(|&(maker, tensor)| (Reverse(maker), tensor));
         for &(maker, tensor) in &makers {
@@ -193,7 +194,7 @@ mod tests {
         });
         let operators = operators.collect();
         let graph = Graph::new("job".to_owned(), tensors, operators, None, None, None).unwrap();
-        let needs = Needs::of(&Job {
+        let needs = Needs::new(&Job {
             link: &device().link,
             residencies: &Residencies::new(&graph),
             times: &[1000, 10, 500, 500],
@@ -201,7 +202,7 @@ mod tests {
             late: &[false; 4],
             instants,
         });
-        (needs.time(1, TensorId::of(2)), needs.begins(1, TensorId::of(2)))
+        (needs.time(1, TensorId::from_index(2)), needs.begins(1, TensorId::from_index(2)))
     }
 
     #[test]

@@ -150,7 +150,7 @@ const fn larger(a: f64, b: f64) -> f64 {
 impl Costs {
     /// Of a step in which `event` happens.
     #[inline(never)]
-    fn of(course: &Course, step: &Step, event: Event, prices: &Prices) -> Self {
+    fn new(course: &Course, step: &Step, event: Event, prices: &Prices) -> Self {
         let at = step.at as usize;
         let copied_part = f64::from(course.copied) / 256.0;
         let free_if = |free| if free { 0.0 } else { f64::INFINITY };
@@ -296,7 +296,7 @@ impl Paths {
     #[inline(never)]
     fn prepare(&mut self, course: &Course, prices: &Prices) {
         self.costs.clear();
-        let of = |step| Costs::of(course, step, step.event, prices);
+        let of = |step| Costs::new(course, step, step.event, prices);
         self.costs.extend(course.steps.iter().map(of));
     }
 
@@ -315,7 +315,7 @@ impl Paths {
     ) -> f64 {
         self.prepare(course, prices);
         let step = &course.steps[update];
-        self.costs[update] = Costs::of(course, step, event.max(step.event), prices);
+        self.costs[update] = Costs::new(course, step, event.max(step.event), prices);
         self.walk(course)
     }
 
@@ -365,7 +365,7 @@ impl Paths {
         }
         for (worth, at) in worths.iter_mut().zip(steps) {
             let step = &course.steps[at];
-            let costs = Costs::of(course, step, event.max(step.event), prices);
+            let costs = Costs::new(course, step, event.max(step.event), prices);
             let through = costs.backward(&behind[at + 1]);
             let mut best = NONE;
             for (before, through) in round[at].iter().zip(&through) {
@@ -397,7 +397,7 @@ impl Paths {
     /// that step.
     fn ending(&self, course: &Course, prices: &Prices, at: usize) -> (f64, usize, usize) {
         let step = &course.steps[at];
-        let costs = Costs::of(course, step, step.event.max(Event::Use), prices);
+        let costs = Costs::new(course, step, step.event.max(Event::Use), prices);
         let mut best = (NONE, STALE, STALE);
         for (from, [before]) in self.life[at].iter().enumerate() {
             for to in [COPIED, STALE] {

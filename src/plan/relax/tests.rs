@@ -187,7 +187,7 @@ fn relaxations(late: bool, parts: &[u32]) -> Vec<Relaxation> {
     let graph = crate::exact::resnet18();
     let device = builtin::find("rtx4090").unwrap();
     let times = latencies(&graph, &device, None);
-    let budget = Bytes(Liveness::of(&graph).peak.0 / 2);
+    let budget = Bytes(Liveness::new(&graph).peak.0 / 2);
     let rules = Rules { budget, late, needs: false, ends: true, proving: Some(20) };
     let (graph, times) = early_job(&graph, &times);
     let residencies = Residencies::new(&graph);
@@ -263,7 +263,7 @@ fn prices_of_one_budget_bound_another_one() {
     let device = builtin::find("rtx4090").unwrap();
     let times = latencies(&graph, &device, None);
     let of = |budget| guide(&graph, &times, &device.link, budget);
-    let peak = Liveness::of(&graph).peak.0;
+    let peak = Liveness::new(&graph).peak.0;
     let (half, less) = (Bytes(peak / 2), Bytes(peak / 2 - peak / 20));
     let (guide, tighter) = (of(half), of(less));
     assert_eq!(guide.added_within(half), guide.added);

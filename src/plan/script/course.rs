@@ -131,7 +131,7 @@ pub struct Curve {
 impl Curve {
     /// The value from each instant on. Of many instants those are kept at which a stretch of them
     /// has its lowest and its highest value; the last, where the curve ends, is always kept.
-    fn of(points: &[(u64, u64)]) -> Self {
+    fn new(points: &[(u64, u64)]) -> Self {
         let mut curve = Self::default();
         let mut before = (0u64, 0u64);
         let mut add = |(at, bytes): (u64, u64)| {
@@ -169,7 +169,7 @@ impl Curve {
 impl Course {
     /// The course of a plan of this world.
     #[must_use]
-    pub fn of(world: &World<'_>, planned: &Planned, ran: &Ran) -> Self {
+    pub fn new(world: &World<'_>, planned: &Planned, ran: &Ran) -> Self {
         let mut things = moved(world, planned, ran);
         things.extend(again(world, ran));
         things.sort_by_key(|thing| std::cmp::Reverse(thing.bytes));
@@ -216,14 +216,14 @@ fn unplanned(world: &World<'_>) -> Curve {
         now += usual.operator(step).ns;
     }
     points.extend(points.last().map(|&(_, bytes)| (now, bytes)));
-    Curve::of(&points)
+    Curve::new(&points)
 }
 
 fn with_plan(ran: &Ran) -> Curve {
     let bytes = ran.standing.iter().map(|&bytes| bytes.max(0).cast_unsigned());
     let mut points: Vec<_> = ran.steps.iter().map(|&(from, _)| from).zip(bytes).collect();
     points.extend(points.last().map(|&(_, bytes)| (ran.end, bytes)));
-    Curve::of(&points)
+    Curve::new(&points)
 }
 
 /// What leaves and comes back.
@@ -330,17 +330,17 @@ mod tests {
     #[test]
     fn few_instants_of_a_curve_are_there_as_they_are() {
         let points = vec![(0, 5), (3, 900), (3, 2), (10, 2)];
-        let curve = Curve::of(&points);
+        let curve = Curve::new(&points);
         assert_eq!((&*curve.at, &*curve.bytes), (&[0, 3, 0, 7][..], &[5, 895, -898, 0][..]));
         assert_eq!(curve.points(), Some(points));
-        assert_eq!(Curve::of(&[]).points(), Some(Vec::new()));
+        assert_eq!(Curve::new(&[]).points(), Some(Vec::new()));
     }
 
     #[test]
     fn a_curve_is_bounded_and_keeps_its_peak_and_its_end() {
         let value = |t: u64| if t == 77_777 { 9_999_999 } else { t * 7_919 % 1_009 };
         let points: Vec<(u64, u64)> = (0..200_001).map(|t| (t, value(t))).collect();
-        let kept = Curve::of(&points).points().unwrap();
+        let kept = Curve::new(&points).points().unwrap();
         assert!(kept.len() <= 2 * STRETCHES + 1, "{}", kept.len());
         assert!(kept.contains(&(77_777, 9_999_999)));
         assert_eq!(kept.last(), points.last());

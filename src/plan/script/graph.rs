@@ -164,7 +164,14 @@ fn tensor(name: String, role: Role, bytes: u64) -> Tensor {
 
 fn operand(tensor: usize, version: u32) -> Operand {
     let (shape, stride) = (vec![0], vec![1]);
-    Operand { tensor: TensorId::of(tensor), version, dtype: Dtype::U8, offset: 0, shape, stride }
+    Operand {
+        tensor: TensorId::from_index(tensor),
+        version,
+        dtype: Dtype::U8,
+        offset: 0,
+        shape,
+        stride,
+    }
 }
 
 /// Which states leave if these do: those of a parameter leave together.

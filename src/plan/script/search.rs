@@ -230,7 +230,7 @@ pub fn plan(problem: &Problem, device: &Profile, ask: &Ask) -> Result<Answer, Sc
     }
     let Made { world, planned, found } = best;
     let (met, Found { actions, time, .. }) = (found.met(), found);
-    let course = Course::of(&world, &planned, &actions.ran).text();
+    let course = Course::new(&world, &planned, &actions.ran).text();
     Ok(Answer {
         met,
         early: world.way.early,

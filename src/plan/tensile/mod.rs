@@ -93,7 +93,7 @@ impl Planner for Options {
         if self.prefetch {
             search.widen_passive(given.target);
         }
-        Decision::of(&search.residencies, given.target)
+        Decision::new(&search.residencies, given.target)
     }
 
     fn narrow(&self) -> Option<Self> {
@@ -143,7 +143,7 @@ impl<'a, 'o> Search<'a, 'o> {
         let residencies = Residencies::new(given.graph);
         let size = |t: &TensorId| residencies.lifetime(*t).bytes;
         let (large, small) = (0..given.graph.tensors.len())
-            .map(TensorId::of)
+            .map(TensorId::from_index)
             .filter(|t| size(t) > 0)
             .partition(|t| size(t) >= options.min_swap.0);
         Self {
@@ -387,7 +387,7 @@ impl<'a, 'o> Search<'a, 'o> {
     fn swap_passively(&mut self, slot: u32, candidates: &[(TensorId, usize)]) -> bool {
         let mut lingering: Option<(u64, TensorId, usize)> = None;
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
-            let tensor = TensorId::of(index);
+            let tensor = TensorId::from_index(index);
             let Some(gap) = self.residencies.gap_over(tensor, slot) else { continue };
             if matches!(lifetime.gaps[gap], Gap::Swap(_))
                 && !self.residencies.relieves(tensor, gap, lifetime.gaps[gap], slot as usize)

@@ -37,7 +37,7 @@ pub(crate) fn together(given: &[Given<'_>], options: &[Options], target: u64) ->
         }
     }
     let decided = |search: &Search<'_, '_>| {
-        Decision::of(&search.residencies, search.residencies.load.peak().1)
+        Decision::new(&search.residencies, search.residencies.load.peak().1)
     };
     all.searches.iter().map(decided).collect()
 }

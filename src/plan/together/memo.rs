@@ -138,12 +138,12 @@ impl Memo {
 
     /// What is known of a job on this device.
     pub(super) fn known(&self, job: &Job<'_>, device: &Profile) -> Known {
-        self.of(&job.file.1, job.graph, job.latencies, device)
+        self.look_up(&job.file.1, job.graph, job.latencies, device)
     }
 
-    fn of(&self, hash: &str, graph: &Graph, latencies: &[Latency], device: &Profile) -> Known {
+    fn look_up(&self, hash: &str, graph: &Graph, latencies: &[Latency], device: &Profile) -> Known {
         once(&self.known, hash.to_owned(), || {
-            let liveness = Liveness::of(graph);
+            let liveness = Liveness::new(graph);
             Known {
                 peak: liveness.peak,
                 floor: liveness.floor,
@@ -154,7 +154,7 @@ impl Memo {
     }
 
     fn of_request(&self, request: &Request<'_>) -> Known {
-        self.of(&request.file.1, request.graph, request.latencies, request.device)
+        self.look_up(&request.file.1, request.graph, request.latencies, request.device)
     }
 
     /// A target on the grid, which begins at the job's floor.

@@ -103,7 +103,7 @@ pub fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
 
 impl Together {
     /// One plan from the jobs' own plans.
-    fn of(jobs: &Jobs<'_>, parts: Vec<Arc<Planned>>) -> Self {
+    fn new(jobs: &Jobs<'_>, parts: Vec<Arc<Planned>>) -> Self {
         Self { plan: joined(jobs, &parts), parts }
     }
 }
@@ -143,7 +143,7 @@ fn least(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> {
         let least = memo.least(&rung.request, Bytes(rung.arena()))?;
         rung.now = least.map_err(PlanError::Infeasible)?;
     }
-    Ok(Together::of(jobs, ladder.parts()))
+    Ok(Together::new(jobs, ladder.parts()))
 }
 
 /// The device of each job: host memory is divided in proportion to the bytes that jobs use.
@@ -445,7 +445,7 @@ pub(super) fn joined(asked: &Jobs<'_>, parts: &[Arc<Planned>]) -> Plan {
 /// The sum of the jobs' unplanned peaks, of which a budget may be a share.
 #[must_use]
 pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
-    let peaks = graphs.iter().map(|graph| u128::from(Liveness::of(graph).peak.0));
+    let peaks = graphs.iter().map(|graph| u128::from(Liveness::new(graph).peak.0));
     Bytes(saturated(peaks.sum()))
 }
 

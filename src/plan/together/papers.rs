@@ -83,7 +83,7 @@ fn each(jobs: &Jobs<'_>, memo: &Memo, within: &[Bytes]) -> Result<Together, Plan
             }
         }
     }
-    let made = Together::of(jobs, ways::by_priority(jobs, parts));
+    let made = Together::new(jobs, ways::by_priority(jobs, parts));
     let arena = made.plan.figures.arena_bytes;
     if arena <= jobs.budget { Ok(made) } else { Err(refusal(jobs, memo, arena)) }
 }
@@ -155,5 +155,5 @@ fn attempt<'a>(
         let request = jobs.request(job, device, jobs.budget);
         parts.push(Arc::new(budget::written(&request, decision.emitted)?));
     }
-    Ok((Bytes(peak), Together::of(jobs, ways::by_priority(jobs, parts))))
+    Ok((Bytes(peak), Together::new(jobs, ways::by_priority(jobs, parts))))
 }

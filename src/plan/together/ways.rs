@@ -107,7 +107,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> 
     }
     let best = found.remove(0);
     if !several {
-        return Ok(Together::of(jobs, by_priority(jobs, best.2)));
+        return Ok(Together::new(jobs, by_priority(jobs, best.2)));
     }
     found.retain(|(cost, ..)| *cost <= best.0 + best.0 / NEAR);
     let others = if memo.is_coarse() { 0 } else { OTHERS };
@@ -118,7 +118,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &Memo) -> Result<Together, PlanError> 
     } else {
         level(&rounds, way, divide(&rounds, way, mixed, memo)?, memo)?
     };
-    let mut made = Together::of(jobs, by_priority(jobs, divided));
+    let mut made = Together::new(jobs, by_priority(jobs, divided));
     made.plan.options.extend(way.name().map(|name| ("way".to_owned(), name.to_owned())));
     Ok(made)
 }

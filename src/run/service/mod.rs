@@ -177,7 +177,7 @@ impl Remote {
 /// A job's needs and expected times, from its plan.
 fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError> {
     let program = Program::placed(&work.graph, plan)?;
-    let split = Split::of(&program, plan.window.as_ref());
+    let split = Split::new(&program, plan.window.as_ref());
     let iteration =
         engine::nominal(&program, &work.profile.link).map(|run| run.iteration).unwrap_or_default();
     Ok(Coming {
@@ -393,7 +393,7 @@ impl<'env> Service<'_, 'env> {
                 let verdict = if whole { Verdict::Done } else { Verdict::Stopped };
                 let touched = &mut self.records.report.touched_peak_bytes;
                 *touched = outcome.peak_bytes.max(*touched);
-                self.records.of(id).outcome = *outcome;
+                self.records.job(id).outcome = *outcome;
                 self.gone(id, verdict, notice);
             }
             Message::Progress(id, Progress::Failed(error)) => {

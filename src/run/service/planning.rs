@@ -128,7 +128,7 @@ type Parts = Result<Vec<Arc<Planned>>, PlanError>;
 /// that, the largest found.
 fn lane(jobs: &Jobs<'_>, memo: &Memo) -> Parts {
     let fits = |parts: &[Arc<Planned>]| {
-        let splits = || parts.iter().map(|part| Split::of(&part.program, None));
+        let splits = || parts.iter().map(|part| Split::new(&part.program, None));
         let kept: Bytes = splits().map(|split| split.persistent).sum();
         kept + splits().map(|split| split.ephemeral).max().unwrap_or_default() <= jobs.budget
     };

@@ -180,7 +180,7 @@ impl Records {
     }
 
     /// A job's report.
-    pub fn of(&mut self, job: JobId) -> &mut JobReport {
+    pub fn job(&mut self, job: JobId) -> &mut JobReport {
         &mut self.report.jobs[self.places[job as usize]]
     }
 
@@ -259,7 +259,7 @@ impl Records {
     /// Records what a job waits for. Returns that if it is the first wait of a job that was never
     /// admitted.
     pub fn waits(&mut self, job: JobId, why: impl FnOnce() -> Option<String>) -> Option<String> {
-        let report = self.of(job);
+        let report = self.job(job);
         if report.entered || report.waited_for.is_some() {
             return None;
         }

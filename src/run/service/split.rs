@@ -36,7 +36,7 @@ pub struct Split {
 impl Split {
     /// Splits the ranges of the arena that a placed program uses; `window` is passed on within
     /// iterations.
-    pub fn of(program: &Program, window: Option<&Window>) -> Self {
+    pub fn new(program: &Program, window: Option<&Window>) -> Self {
         let between = |r: &Residency| r.begin == Begin::Iteration || r.stays;
         let outside = |at: Bytes, w: &Window| at < w.offset || at.0 >= w.offset.0 + w.bytes.0;
         let (mut all, mut kept) = (Vec::with_capacity(program.residencies.len()), Vec::new());
@@ -151,12 +151,12 @@ mod tests {
     #[test]
     fn what_is_never_used_takes_no_room() {
         let p = program(&[(0, 10, true), (10, 5, false), (100, 20, false)]);
-        let split = Split::of(&p, None);
+        let split = Split::new(&p, None);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(10), Bytes(25)));
         assert_eq!(offsets(&split.moved(&p, Bytes(0), Bytes(50))), [0, 50, 55]);
         // Where 100..120 is a window, all else is kept.
         let window = Window { offset: Bytes(100), bytes: Bytes(64), hands_over_after: Vec::new() };
-        let passed = Split::of(&p, Some(&window));
+        let passed = Split::new(&p, Some(&window));
         assert_eq!((passed.persistent, passed.ephemeral), (Bytes(15), Bytes(20)));
     }
 
@@ -172,12 +172,12 @@ mod tests {
             (60, 5, false),
             (12, 4, false),
         ]);
-        let split = Split::of(&p, None);
+        let split = Split::new(&p, None);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(30), Bytes(35)));
         let moved = split.moved(&p, Bytes(1000), Bytes(2000));
         assert_eq!(offsets(&moved), [2000, 1000, 2010, 1010, 1015, 2030, 1002]);
         assert_eq!(
-            Split::of(&program(&[]), None),
+            Split::new(&program(&[]), None),
             Split { persistent: Bytes::ZERO, ephemeral: Bytes::ZERO, pieces: Vec::new() }
         );
     }
@@ -188,7 +188,7 @@ mod tests {
             stretches in proptest::collection::vec((0u64..64, 0u64..16, any::<bool>()), 0..20),
         ) {
             let p = program(&stretches);
-            let split = Split::of(&p, None);
+            let split = Split::new(&p, None);
             let (low, high) = (1000, 1000 + split.persistent.0);
             let moved = split.moved(&p, Bytes(low), Bytes(high));
             let all: Vec<(u64, u64)> =

@@ -88,7 +88,7 @@ impl Worker<'_> {
         job.libraries.clone_from(&plan.libraries);
         let read = |plan: &JobPlan| -> Result<(Program, Split), RunError> {
             let program = Program::placed(graph, plan)?;
-            let split = Split::of(&program, plan.window.as_ref());
+            let split = Split::new(&program, plan.window.as_ref());
             Ok((program, split))
         };
         let (mut program, mut split) = read(&plan)?;

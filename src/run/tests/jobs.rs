@@ -172,7 +172,7 @@ impl Build {
     }
 
     pub fn id(&self, name: &str) -> TensorId {
-        TensorId::of(self.graph.tensors.iter().position(|t| t.name == name).unwrap())
+        TensorId::from_index(self.graph.tensors.iter().position(|t| t.name == name).unwrap())
     }
 
     pub fn see(&self, name: &str) -> Operand {
@@ -254,7 +254,7 @@ pub fn latencies(graph: &Graph) -> Vec<Latency> {
 }
 
 pub fn after(operator: Option<usize>) -> Trigger {
-    Trigger { after: operator.map(OpId::of) }
+    Trigger { after: operator.map(OpId::from_index) }
 }
 
 pub fn first_fit(program: &Program) -> (Vec<crate::contract::Placement>, Bytes) {
@@ -364,7 +364,7 @@ pub fn random_job(case: u64) -> (Build, Vec<Event>) {
     }
     let mut events = Vec::new();
     for (t, accesses) in b.graph.accesses().into_iter().enumerate() {
-        let tensor = TensorId::of(t);
+        let tensor = TensorId::from_index(t);
         for pair in accesses.windows(2) {
             let (from, to) = (pair[0].index(), pair[1].index());
             if to > from + 1 && random(2) == 0 {

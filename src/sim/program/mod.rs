@@ -213,7 +213,7 @@ impl Program {
     /// Finds the steps and swap-ins that need the window that several jobs share. All residencies
     /// must have their addresses. They then wait for the stretch before theirs.
     pub fn enter(&mut self, window: &Window) {
-        self.stretches = Stretches::of(self, window);
+        self.stretches = Stretches::new(self, window);
         for r in &mut self.residencies {
             let stretch = self.stretches.at(r.begin);
             // Residencies outside the window that such a step begins also wait, because they start

@@ -68,7 +68,7 @@ impl<'a> Reader<'a> {
             }
             if index < self.graph.operators.len() {
                 step_of.push(self.program.steps.len());
-                self.step(OpId::of(index), None, &[])?;
+                self.step(OpId::from_index(index), None, &[])?;
             }
         }
         if next < events.len() {
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
         }
         for (index, tensor) in self.graph.tensors.iter().enumerate() {
             if !self.generated[index] && !on_host[index] {
-                self.open(TensorId::of(index), Begin::Iteration);
+                self.open(TensorId::from_index(index), Begin::Iteration);
                 self.program.loaded += tensor.bytes;
             }
         }

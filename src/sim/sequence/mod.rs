@@ -195,7 +195,7 @@ impl Reader {
     /// A snapshot's requests, and what PyTorch had reserved after each where the snapshot says so.
     #[must_use]
     pub fn snapshot(path: &Path, snapshot: Snapshot) -> Self {
-        Self::of(
+        Self::new(
             path,
             Sequence {
                 requests: snapshot.requests,
@@ -207,7 +207,7 @@ impl Reader {
 
     /// Reads a sequence that is in memory as if from a file; `path` names it in errors.
     #[must_use]
-    pub fn of(path: &Path, sequence: Sequence) -> Self {
+    pub fn new(path: &Path, sequence: Sequence) -> Self {
         let mut reader = Self::empty(path, Box::new(std::io::empty()));
         let Sequence { requests, reserved, failed } = sequence;
         let (requests, reserved) = (requests.into_iter(), reserved.map(Vec::into_iter));
@@ -223,7 +223,7 @@ impl Reader {
         let mut reader = Self::empty(path, file);
         reader.next_line()?;
         let header = String::from_utf8_lossy(&reader.text).into_owned();
-        reader.columns = Columns::of(header.trim_start_matches('\u{feff}'))
+        reader.columns = Columns::parse(header.trim_start_matches('\u{feff}'))
             .map_err(|problem| reader.error(problem))?;
         Ok(reader)
     }
@@ -394,7 +394,7 @@ impl Reader {
 }
 
 impl Columns {
-    fn of(header: &str) -> Result<Self, String> {
+    fn parse(header: &str) -> Result<Self, String> {
         let names: Vec<&str> = header.split(',').map(str::trim).take(COLUMNS).collect();
         let find = |name: &str| {
             let mut at = names.iter().enumerate().filter(|(_, n)| **n == name).map(|(i, _)| i);

@@ -46,7 +46,7 @@ fn a_block_that_failed_may_be_asked_for_again() {
 #[test]
 fn a_sequence_in_memory_reads_as_a_file_does() {
     let requests = vec![Request::EmptyCache, Request::Free { id: 3 }];
-    let mut reader = Reader::of(
+    let mut reader = Reader::new(
         Path::new("x"),
         Sequence { requests: requests.clone(), reserved: Some(vec![7, 9]), failed: vec![] },
     );

@@ -44,7 +44,7 @@ pub fn need(graph: &Graph) -> Need {
     let all = spans.iter().zip(&graph.tensors);
     let kept = all.filter(|(span, _)| !matches!(span, Span::Within { .. }));
     let kept = kept.map(|(_, tensor)| tensor.bytes.in_blocks()).sum();
-    (kept, Liveness::of(graph).peak.saturating_sub(kept))
+    (kept, Liveness::new(graph).peak.saturating_sub(kept))
 }
 
 /// The part of an estimate that is read.

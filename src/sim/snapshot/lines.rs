@@ -132,7 +132,7 @@ impl Lines {
     }
 
     /// The line of an event.
-    pub fn of(&self, event: Value) -> Option<u32> {
+    pub fn line(&self, event: Value) -> Option<u32> {
         let Value::Node(n) = event else { return None };
         self.events.get(&n).copied()
     }

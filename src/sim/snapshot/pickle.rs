@@ -403,7 +403,7 @@ impl Machine<'_> {
             lines.event(n, stack, self.budget)?;
         }
         if matches!(&self.nodes[n as usize], Node::Dict(all) if all.is_empty())
-            && let Some(event) = Event::of(pairs.clone(), &self.nodes)
+            && let Some(event) = Event::new(pairs.clone(), &self.nodes)
         {
             self.nodes[n as usize] = Node::Event(event);
         } else {
@@ -528,7 +528,7 @@ fn string(
     budget: &mut Budget,
 ) -> Result<Value, Problem> {
     let Some(text) = text else { return Ok(Value::Other) };
-    let word = Word::of(text).filter(|_| keep != Keep::Text);
+    let word = Word::parse(text).filter(|_| keep != Keep::Text);
     if word.is_some() || keep == Keep::Word {
         return Ok(word.map_or(Value::Other, Value::Word));
     }

@@ -201,7 +201,7 @@ impl Builder<'_> {
         let mut marks = reading.marks.iter().peekable();
         for at in 0..events.len() {
             let Some(e) = event(pickle, events, at)? else { continue };
-            self.line = pickle.lines.as_ref().and_then(|lines| lines.of(events[at]));
+            self.line = pickle.lines.as_ref().and_then(|lines| lines.line(events[at]));
             if at >= reading.until {
                 self.apply(at, &e, failed)?;
                 continue;

@@ -71,7 +71,7 @@ pub(super) enum Node {
 }
 
 impl Event {
-    pub(super) fn of(pairs: impl Iterator<Item = (Word, Value)>, nodes: &[Node]) -> Option<Self> {
+    pub(super) fn new(pairs: impl Iterator<Item = (Word, Value)>, nodes: &[Node]) -> Option<Self> {
         let (mut addr, mut free, mut size, mut stream, mut action, mut stack, mut of) =
             (None, None, None, None, None, Stack::Unknown, 0);
         for (key, value) in pairs {
@@ -137,7 +137,7 @@ impl Pickle {
         let Value::Node(n) = value else { return None };
         match self.nodes.get(n as usize)? {
             Node::Event(event) => Some(*event),
-            Node::Dict(pairs) => Event::of(pairs.iter().copied(), &self.nodes),
+            Node::Dict(pairs) => Event::new(pairs.iter().copied(), &self.nodes),
             _ => None,
         }
     }

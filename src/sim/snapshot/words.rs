@@ -55,7 +55,7 @@ pub(super) enum Word {
 }
 
 impl Word {
-    pub(super) fn of(text: &[u8]) -> Option<Self> {
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
         Some(match text {
             b"device_traces" => Self::DeviceTraces,
             b"segments" => Self::Segments,

@@ -112,15 +112,15 @@ fn built() -> &'static tempfile::TempDir {
 
 /// A folder with the test driver and its libraries; `None` where there is no compiler.
 fn faked() -> Option<Folder> {
-    of("lib")
+    folder_for("lib")
 }
 
 /// The same, with the driver that watches.
 fn watched() -> Option<Folder> {
-    of("races")
+    folder_for("races")
 }
 
-fn of(kind: &str) -> Option<Folder> {
+fn folder_for(kind: &str) -> Option<Folder> {
     let folder = Folder::new();
     let Ok(libraries) = std::fs::read_dir(built().path().join(kind)) else {
         assert!(std::env::var_os("NEAP_REQUIRE_NVRTC").is_none(), "there is no C++ compiler");

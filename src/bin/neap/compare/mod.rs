@@ -194,7 +194,7 @@ struct Row<B, F> {
 
 impl<B, F> Row<B, F> {
     /// Plans and judges. A plan that does not pass the checker is a defect.
-    fn of<C: Case<Base = B, Figures = F>>(
+    fn new<C: Case<Base = B, Figures = F>>(
         case: &C,
         methods: &[Method],
         (asked, budget): (Budget, Option<Bytes>),
@@ -286,8 +286,8 @@ fn compare<C: Case>(
             let (at, of) = (index / methods.len(), index % methods.len());
             bar.set_message(format!("{} on {}", methods[of][0].name(), case.device().name));
             let row = match flags.timing {
-                true => Row::of(case, &methods[of], budgets[at], &Memo::on_all_cores()),
-                false => Row::of(case, &methods[of], budgets[at], &memos[of]),
+                true => Row::new(case, &methods[of], budgets[at], &Memo::on_all_cores()),
+                false => Row::new(case, &methods[of], budgets[at], &memos[of]),
             };
             bar.inc(1);
             row

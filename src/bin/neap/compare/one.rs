@@ -29,7 +29,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
         .map(|device| device.resolve(&mut graph))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let methods = flags.methods()?;
-    let liveness = Liveness::of(&graph);
+    let liveness = Liveness::new(&graph);
     let early: Vec<_> = resolved.iter().map(|s| arrange::early_job(&graph, &s.latencies)).collect();
     let bounds: Vec<Bounds<'_>> = resolved
         .iter()
@@ -155,7 +155,7 @@ impl Case for Site<'_> {
             peak_bytes: of.peak_bytes,
             arena_bytes: of.arena_bytes,
             iteration_ns: of.iteration_ns,
-            shares: Shares::of(
+            shares: Shares::new(
                 (of.peak_bytes, of.iteration_ns),
                 (self.liveness.peak, self.liveness.no_free),
                 self.unplanned,
@@ -164,8 +164,8 @@ impl Case for Site<'_> {
             moved_bytes: planned.program.copies.iter().map(|c| c.bytes).sum(),
             recomputed_bytes: recomputed(&planned.plan.jobs[0], graph),
             bound_bytes: self.bounds.peak(of.iteration_ns.saturating_sub(self.unplanned)),
-            extra: ExtraReport::of(&Extra::of(&planned.program, link, of.iteration_ns)?),
-            paper: papers.map(|papers| PaperReport::of(&papers, self.unplanned)),
+            extra: ExtraReport::new(&Extra::new(&planned.program, link, of.iteration_ns)?),
+            paper: papers.map(|papers| PaperReport::new(&papers, self.unplanned)),
         })
     }
 

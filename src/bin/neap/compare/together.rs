@@ -95,7 +95,7 @@ impl<'a> Scene<'a> {
         let bare = jobs.jobs.iter().map(|job| Program::new(job.graph, job.latencies, &[]));
         let bare = bare.collect::<Result<Vec<_>, _>>()?;
         let unplanned = ways::round(&jobs, &bare.iter().collect::<Vec<_>>())?.time;
-        let lives: Vec<Liveness> = graphs.iter().map(Liveness::of).collect();
+        let lives: Vec<Liveness> = graphs.iter().map(Liveness::new).collect();
         let peak = lives.iter().map(|l| l.peak).sum();
         let no_free = lives.iter().map(|l| l.no_free).sum();
         Ok(Self { graphs, jobs, peak, no_free, unplanned })
@@ -153,7 +153,7 @@ impl Case for Scene<'_> {
         });
         let runs = round.courses.iter().flat_map(|c| c.runs.iter().flatten());
         let (planned, baselines) = ((of.peak_bytes, round.time), (self.peak, self.no_free));
-        let shares = Shares::of(planned, baselines, self.unplanned);
+        let shares = Shares::new(planned, baselines, self.unplanned);
         Ok(Figures {
             peak_bytes: of.peak_bytes,
             seen_peak_bytes: round.courses.iter().map(resident).max().unwrap_or_default(),

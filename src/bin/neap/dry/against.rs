@@ -65,7 +65,7 @@ struct Peak {
 impl<'a> Against<'a> {
     /// Compares the requests of a run's first device. A run that was ended after some steps may be
     /// shorter than the recording.
-    pub fn of(
+    pub fn new(
         recorded: &'a Recorded,
         requests: &[Request],
         config: &Config,

@@ -34,7 +34,7 @@ pub struct Kernels {
 impl Kernels {
     /// A profile has the major number of the capability; the minor one follows from how many
     /// threads a multiprocessor of that generation holds.
-    pub fn of(profile: &Profile) -> Self {
+    pub fn new(profile: &Profile) -> Self {
         let Some(m) = &profile.multiprocessors else {
             return Self { capability: 90, multiprocessors: 132 };
         };
@@ -62,7 +62,7 @@ impl Memory {
     /// When `--device-bytes` is too small for any script, or exceeds a process's address space.
     pub fn asked(flags: &Flags, profile: &Profile) -> anyhow::Result<Self> {
         let Some(bytes) = flags.device_bytes else {
-            return Ok(Self::of(profile));
+            return Ok(Self::new(profile));
         };
         if bytes < Self::LEAST {
             bail!(
@@ -78,7 +78,7 @@ impl Memory {
     }
 
     /// A device's own.
-    pub fn of(profile: &Profile) -> Self {
+    pub fn new(profile: &Profile) -> Self {
         Self { total: profile.memory_bytes, capacity: profile.available() }
     }
 
@@ -109,7 +109,7 @@ pub fn command(
     set("NEAP_DRY_TOTAL_BYTES", &memory.total.0);
     set("NEAP_DRY_CAPACITY_BYTES", &memory.capacity.0);
     set("NEAP_DRY_DEVICES", &flags.devices);
-    let kernels = Kernels::of(profile);
+    let kernels = Kernels::new(profile);
     set("NEAP_DRY_CAPABILITY", &kernels.capability);
     set("NEAP_DRY_MULTIPROCESSORS", &kernels.multiprocessors);
     set("NEAP_DRY_NAME", &format!("{} (neap dry)", profile.name));

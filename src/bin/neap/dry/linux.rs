@@ -57,7 +57,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let status = launch::run(command)?;
     let found = Found::read(scratch.path());
-    let ending = Ending::of(status);
+    let ending = Ending::new(status);
     let ended = ending.signal.is_some() || ending.interrupted;
     let again = if found.out_of_memory() && !flags.no_second_run && !ended {
         second_run(flags, &profile, &unpacked)?
@@ -116,7 +116,7 @@ pub struct Ending {
 
 impl Ending {
     /// That of a command.
-    pub fn of(status: ExitStatus) -> Self {
+    pub fn new(status: ExitStatus) -> Self {
         Self { code: status.code(), signal: status.signal(), interrupted: launch::interrupted() }
     }
 }

@@ -34,7 +34,7 @@ pub struct Certainty {
 
 impl Certainty {
     /// That of one process.
-    pub fn of(flags: &Flags, found: &Found, process: &Process) -> Self {
+    pub fn new(flags: &Flags, found: &Found, process: &Process) -> Self {
         let log = found.log(process);
         let most =
             |treatment: &str| process.data_dependent.iter().any(|d| d.treatment == treatment);
@@ -123,7 +123,7 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
     if let Some(path) = &process.snapshot {
         note(&format!("written: {path}"));
     }
-    let exact = Certainty::of(flags, found, process);
+    let exact = Certainty::new(flags, found, process);
     let least = least.map_or(String::new(), |b| {
         format!("; the smallest device that would do offers {b} ({} bytes)", b.0)
     });
@@ -296,7 +296,7 @@ fn no_kernels(unserved: &Unserved, torch: &str) -> String {
     let names = builtin::names();
     let devices = names.iter().filter(|name| {
         let profile = builtin::find(name).filter(|p| p.multiprocessors.is_some());
-        profile.is_some_and(|p| able(super::launch::Kernels::of(&p).capability))
+        profile.is_some_and(|p| able(super::launch::Kernels::new(&p).capability))
     });
     let devices: Vec<_> = devices.map(ToString::to_string).collect();
     let file = library.rsplit('/').next().unwrap_or_default();

@@ -36,7 +36,7 @@ pub fn silently(
     let scratch = scratch()?;
     let mut command = launch::command(flags, profile, memory, unpacked, scratch.path())?;
     silence(&mut command);
-    let ending = Ending::of(launch::run(command)?);
+    let ending = Ending::new(launch::run(command)?);
     Ok(Again { found: Found::read(scratch.path()), ending, _scratch: scratch })
 }
 
@@ -53,7 +53,7 @@ pub fn run(flags: &Flags, profile: &Profile, unpacked: &Unpacked) -> Ran {
     if launch::interrupted() {
         return nothing(Says::NotKnown);
     }
-    let again = match silently(flags, profile, Memory::of(profile), unpacked) {
+    let again = match silently(flags, profile, Memory::new(profile), unpacked) {
         Ok(again) => again,
         Err(error) => return nothing(Says::Fails { why: format!("{error:#}") }),
     };
@@ -64,7 +64,7 @@ pub fn run(flags: &Flags, profile: &Profile, unpacked: &Unpacked) -> Ran {
     let Some(process) = found.main() else {
         return nothing(Says::Fails { why: "it left no report".to_owned() });
     };
-    let from = match Certainty::of(flags, found, process).word() {
+    let from = match Certainty::new(flags, found, process).word() {
         "exact" => "a run on it".to_owned(),
         word => format!("a run on it ({word})"),
     };
@@ -91,7 +91,7 @@ pub fn asked(process: &Process, requests: Vec<Request>) -> Option<Asked> {
 fn failure(profile: &Profile, process: &Process, ending: Ending) -> String {
     let message = process.exception.as_ref().map_or("", |e| &e.message);
     if message.contains("no kernel image is available") {
-        let capability = Kernels::of(profile).capability;
+        let capability = Kernels::new(profile).capability;
         let (major, minor) = (capability / 10, capability % 10);
         return format!(
             "the installed PyTorch has no kernels for compute capability {major}.{minor}"

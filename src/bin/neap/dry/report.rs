@@ -125,11 +125,11 @@ pub fn report(
     let (events, allocations) = detail(found, process)?;
     let available = run.available();
     let card = run.card();
-    let by_size = whole.and_then(|(_, process)| Sizes::of(process));
+    let by_size = whole.and_then(|(_, process)| Sizes::new(process));
     plot_sizes(flags, by_size.as_ref(), (&card, available))?;
     let own = events::of_device(&events, process.main_device());
     let early = process.ended_by == "steps";
-    let against = besides.recorded.map(|r| Against::of(r, &own, &config, &allocations, early));
+    let against = besides.recorded.map(|r| Against::new(r, &own, &config, &allocations, early));
     let mut form = object(run, outcome, smallest, &verdicts);
     form["sizes"] = by_size.as_ref().map_or(Value::Null, |s| s.form(flags.at.as_ref(), available));
     // A run that did not end well has no peak to compare.
@@ -448,7 +448,7 @@ fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Ver
         "outcome": outcome.name(),
         "certainty": main
             .filter(|_| outcome.is_whole())
-            .map(|p| Certainty::of(flags, found, p).to_string()),
+            .map(|p| Certainty::new(flags, found, p).to_string()),
         "peak_reserved_bytes": all().map(|d| d.peak_reserved_bytes).max(),
         "peak_allocated_bytes": all().map(|d| d.peak_allocated_bytes).max(),
         "smallest_device_bytes": least.map(|b| b.0),

@@ -51,7 +51,7 @@ pub struct Sizes<'p> {
 impl<'p> Sizes<'p> {
     /// Those of a process whose models were called with several sizes. The first step, which makes
     /// the optimizer's states, and what comes after the last one are not counted.
-    pub fn of(process: &'p Process) -> Option<Self> {
+    pub fn new(process: &'p Process) -> Option<Self> {
         let extents = &process.extents;
         let mut peaks: BTreeMap<u64, BTreeMap<&str, u64>> = BTreeMap::new();
         for (step, phase, peak) in &process.step_peaks {
@@ -77,7 +77,7 @@ impl<'p> Sizes<'p> {
             self.seen.iter().flat_map(|seen| seen.phases.keys().copied()).collect();
         let of = |phase: &str| {
             let rows = self.seen.iter().filter_map(|s| Some((s.sizes, *s.phases.get(phase)?)));
-            Fit::of(&rows.collect::<Vec<_>>())
+            Fit::new(&rows.collect::<Vec<_>>())
         };
         let Some(fits) = phases.iter().map(|phase| of(phase)).collect::<Option<Vec<_>>>() else {
             return;
@@ -282,7 +282,7 @@ struct Fit {
 
 impl Fit {
     /// The one of the highest degree that the rows determine with two to spare, by least squares.
-    fn of(rows: &[(&[u64], u64)]) -> Option<Self> {
+    fn new(rows: &[(&[u64], u64)]) -> Option<Self> {
         let distinct: BTreeSet<&[u64]> = rows.iter().map(|row| row.0).collect();
         let count = rows.first()?.0.len();
         let unit = (0..count).map(|n| rows.iter().map(|r| r.0[n]).max().unwrap_or(1).max(1) as f64);
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn other_sizes_follow() {
         let process = process(&SEEN, |_| 0);
-        let sizes = Sizes::of(&process).unwrap();
+        let sizes = Sizes::new(&process).unwrap();
         assert!(sizes.predicts() && sizes.off <= 1, "{}", sizes.off);
         assert!(sizes.allocated(&[400]).abs_diff(43_800) <= 2, "{}", sizes.allocated(&[400]));
         // Small sizes peak in the step.
@@ -402,11 +402,11 @@ mod tests {
     #[test]
     fn what_does_not_follow_is_not_predicted() {
         let process = process(&SEEN, |n| if n % 2 == 0 { 3000 } else { 0 });
-        let sizes = Sizes::of(&process).unwrap();
+        let sizes = Sizes::new(&process).unwrap();
         assert!(!sizes.predicts() && sizes.most_that_fits(Bytes(50_000)).is_none());
         assert!(why_not(Some(&sizes), &At(vec![400])).unwrap().contains("do not follow"));
         let few = self::process(&SEEN[..4], |_| 0);
-        assert!(!Sizes::of(&few).unwrap().predicts());
+        assert!(!Sizes::new(&few).unwrap().predicts());
     }
 
     #[test]

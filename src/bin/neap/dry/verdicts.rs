@@ -107,7 +107,7 @@ pub fn verdicts(own: &Own<'_>, runner: Option<Runner<'_>>, at_once: usize) -> Ve
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(devices) = generations.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let says = Generation::of(devices, own, runner).settled();
+            let says = Generation::new(devices, own, runner).settled();
             let verdict = |(profile, says): (&Profile, Says)| Verdict {
                 device: profile.name.clone(),
                 available: profile.available(),
@@ -132,12 +132,12 @@ pub fn verdicts(own: &Own<'_>, runner: Option<Runner<'_>>, at_once: usize) -> Ve
 fn generations() -> Vec<Vec<Profile>> {
     let profiles = builtin::names().iter().filter_map(|name| builtin::find(name));
     let mut all: Vec<Profile> = profiles.filter(|p| p.multiprocessors.is_some()).collect();
-    all.sort_by_key(|p| (Kernels::of(p), p.available()));
+    all.sort_by_key(|p| (Kernels::new(p), p.available()));
     let mut found: Vec<Vec<Profile>> = Vec::new();
     for profile in all {
-        let capability = Kernels::of(&profile).capability;
+        let capability = Kernels::new(&profile).capability;
         match found.last_mut() {
-            Some(same) if Kernels::of(&same[0]).capability == capability => same.push(profile),
+            Some(same) if Kernels::new(&same[0]).capability == capability => same.push(profile),
             _ => found.push(vec![profile]),
         }
     }
@@ -154,8 +154,8 @@ struct Generation<'a> {
 
 impl<'a> Generation<'a> {
     /// With what the reported run says of them.
-    fn of(devices: &'a [Profile], own: &Own<'_>, runner: Option<Runner<'a>>) -> Self {
-        let ran_on = Kernels::of(own.profile);
+    fn new(devices: &'a [Profile], own: &Own<'_>, runner: Option<Runner<'a>>) -> Self {
+        let ran_on = Kernels::new(own.profile);
         let mut found = Self {
             devices,
             runner,
@@ -163,7 +163,7 @@ impl<'a> Generation<'a> {
             asked: vec![None; devices.len()],
         };
         for (index, device) in devices.iter().enumerate() {
-            let kernels = Kernels::of(device);
+            let kernels = Kernels::new(device);
             if kernels == ran_on {
                 found.asked[index].clone_from(&own.asked);
             }
@@ -233,9 +233,9 @@ impl<'a> Generation<'a> {
 
     /// Takes the requests on a device that differs in memory alone.
     fn alike(&mut self, index: usize) {
-        let kernels = Kernels::of(&self.devices[index]);
+        let kernels = Kernels::new(&self.devices[index]);
         let alike = (0..self.devices.len())
-            .filter(|i| *i != index && Kernels::of(&self.devices[*i]) == kernels)
+            .filter(|i| *i != index && Kernels::new(&self.devices[*i]) == kernels)
             .find_map(|i| Some((i, self.asked[i].clone()?)));
         if let Some((like, asked)) = alike {
             self.replay(index, &asked, format!("the requests on {}", self.devices[like].name));
@@ -364,7 +364,7 @@ mod tests {
         let ran = Mutex::new(Vec::new());
         let run = |profile: &Profile| {
             ran.lock().unwrap().push(profile.name.clone());
-            let kernels = Kernels::of(profile);
+            let kernels = Kernels::new(profile);
             let from = "a run on it".to_owned();
             let bytes = match (kernels.capability, kernels.multiprocessors) {
                 (60, _) => return Ran { says: Says::Fails { why: "x".to_owned() }, asked: None },

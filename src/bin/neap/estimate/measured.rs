@@ -36,7 +36,7 @@ const REMEDY: &str = "to estimate, record the job with its model and data on the
 ///
 /// # Errors
 /// When the file has no totals, or flags ask for what only an estimate has.
-pub fn of(flags: &Flags, file: &Path, trace: &Trace) -> anyhow::Result<Option<Report>> {
+pub fn compared(flags: &Flags, file: &Path, trace: &Trace) -> anyhow::Result<Option<Report>> {
     if trace.measured.is_empty() {
         return Ok(None);
     }

@@ -107,7 +107,7 @@ struct Target {
 }
 
 impl Target {
-    fn of(profile: Profile) -> Self {
+    fn new(profile: Profile) -> Self {
         let class = profile.multiprocessors.map(|m| Class {
             capability: m.capability,
             multiprocessors: u64::from(m.count),
@@ -178,7 +178,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut objects = Vec::new();
     for (index, (file, truth)) in flags.traces.iter().zip(truths).enumerate() {
         let job = Job::read(file, &Limits::default())?;
-        if let Some(found) = measured::of(flags, file, &job.trace)? {
+        if let Some(found) = measured::compared(flags, file, &job.trace)? {
             if several && as_json {
                 objects.push(serde_json::to_value(&found)?);
             } else {
@@ -189,11 +189,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let estimate = estimate(flags, (file, job), &config, &targets, headline, truth);
         fits &= flags.device.is_empty()
             || estimate.judged.iter().all(|j| j.verdict != Verdict::DoesNotFit);
-        let places = Places::of(&estimate.job);
+        let places = Places::new(&estimate.job);
         let mut ending = Ending::default();
         if as_json {
             let by_module = flags.by.is_some();
-            let report = report::Report::of(&estimate, &places, flags.top, by_module);
+            let report = report::Report::new(&estimate, &places, flags.top, by_module);
             let object = serde_json::to_value(report)?;
             if several {
                 objects.push(object);
@@ -215,7 +215,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             ending.then(|| files::plot(path, &estimate, &config, !flags.device.is_empty()));
         }
         if let Some(path) = &flags.html {
-            let report = report::Report::of(&estimate, &places, flags.top, flags.by.is_some());
+            let report = report::Report::new(&estimate, &places, flags.top, flags.by.is_some());
             let report = serde_json::to_value(report)?;
             ending.then(|| page::write(path, &estimate, &places, &config, report));
         }
@@ -246,12 +246,12 @@ fn targets(named: &[String]) -> anyhow::Result<Vec<Target>> {
             .iter()
             .filter(|n| **n != "host")
             .filter_map(|n| builtin::find(n))
-            .map(Target::of)
+            .map(Target::new)
             .collect()
     } else {
         named
             .iter()
-            .map(|name| Ok(Target::of(profile::load(name)?)))
+            .map(|name| Ok(Target::new(profile::load(name)?)))
             .collect::<anyhow::Result<_>>()?
     };
     if let Some(target) = targets.iter().find(|t| t.profile.memory_bytes > LARGEST_DEVICE) {

@@ -216,7 +216,7 @@ struct ModuleReport {
     at_peak_bytes: u64,
 }
 impl<'a> Report<'a> {
-    pub fn of(
+    pub fn new(
         estimate: &'a Estimate<'_>,
         places: &Places<'a>,
         top: usize,
@@ -254,7 +254,7 @@ impl<'a> Report<'a> {
             allocated_error_percent: error_percent(allocated, truth.allocated),
         });
         let at_peak = at_peak(estimate).into_iter();
-        let modules = || places.by_module(forecast, answer).into_iter().map(ModuleReport::of);
+        let modules = || places.by_module(forecast, answer).into_iter().map(ModuleReport::new);
         Self {
             file: estimate.file.display().to_string(),
             device: &estimate.target.profile.name,
@@ -278,7 +278,7 @@ impl<'a> Report<'a> {
 }
 
 impl ModuleReport {
-    fn of(usage: Usage) -> Self {
+    fn new(usage: Usage) -> Self {
         Self {
             module: usage.module,
             calls: usage.calls,

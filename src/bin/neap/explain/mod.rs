@@ -181,7 +181,7 @@ enum VerdictReport {
 }
 
 impl VerdictReport {
-    fn of(verdict: &Verdict) -> Self {
+    fn new(verdict: &Verdict) -> Self {
         match verdict {
             Verdict::Chosen => Self::Chosen,
             Verdict::Possible(cost) => Self::Possible { cost_ns: *cost },
@@ -216,7 +216,7 @@ impl fmt::Display for Report<'_> {
 /// The tensor with this name, or an error that lists the nearest names.
 fn named(graph: &Graph, name: &str) -> anyhow::Result<TensorId> {
     if let Some(at) = graph.tensors.iter().position(|t| t.name == name) {
-        return Ok(TensorId::of(at));
+        return Ok(TensorId::from_index(at));
     }
     let mut near: Vec<(bool, usize, &str)> = graph
         .tensors
@@ -424,7 +424,7 @@ impl<'a> Words<'a> {
     fn update(&self, tensor: TensorId) -> Option<UpdateReport<'a>> {
         let touches =
             |operator: &Operator| is_update(operator) && operator.touches().contains(&tensor);
-        let update = OpId::of(self.graph.operators.iter().position(touches)?);
+        let update = OpId::from_index(self.graph.operators.iter().position(touches)?);
         let held = arrange::held_back(self.graph, update);
         let behind = held.map(|(operator, _)| self.graph.framework_operator(operator));
         let places = |id: OpId| {
@@ -436,7 +436,7 @@ impl<'a> Words<'a> {
         let earlier = |id: OpId| {
             // Behind what it waits for is where it is listed, if nothing else lies between.
             let passes = |(from, listed): (usize, usize)| {
-                (from..listed).any(|at| behind != Some(OpId::of(at))) || from > listed
+                (from..listed).any(|at| behind != Some(OpId::from_index(at))) || from > listed
             };
             places(id).any(passes)
         };
@@ -476,9 +476,9 @@ impl<'a> Words<'a> {
             over_peak: gap.at_peak,
             length_ns: gap.length,
             plan: gap.choice.word(),
-            keep: VerdictReport::of(&gap.keep),
-            swap: VerdictReport::of(&gap.swap),
-            recompute: VerdictReport::of(&gap.recompute),
+            keep: VerdictReport::new(&gap.keep),
+            swap: VerdictReport::new(&gap.swap),
+            recompute: VerdictReport::new(&gap.recompute),
             choice,
         }
     }

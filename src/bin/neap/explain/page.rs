@@ -32,7 +32,7 @@ pub fn write(
     let mut memory = engine::memory(&program, &run);
     // Residencies that end with the iteration continue in the next one.
     memory.retain(|point| point.0 < run.iteration);
-    let liveness = Liveness::of(graph.framework());
+    let liveness = Liveness::new(graph.framework());
     let unplanned = before_after::unplanned(&liveness, &job.framework_latencies(graph));
     let planned = Some((plan, memory.as_slice()));
     let chart = before_after::chart(graph, (&program, &run), &unplanned, planned, liveness.floor);

@@ -151,7 +151,7 @@ struct Events {
 }
 
 impl Events {
-    fn of(job: &JobPlan) -> Self {
+    fn new(job: &JobPlan) -> Self {
         let count = |f: fn(&Event) -> bool| job.events.iter().filter(|e| f(e)).count();
         Self {
             swap_outs: count(|e| matches!(e, Event::SwapOut { .. })),

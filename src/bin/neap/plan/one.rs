@@ -28,7 +28,7 @@ use crate::settings::{self, Budget, JobArg, Site, values};
 pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
     let mut graph = settings::graph(&job.path)?;
     let Site { device, latencies, libraries, sha256 } = flags.device.resolve(&mut graph)?;
-    let liveness = Liveness::of(&graph);
+    let liveness = Liveness::new(&graph);
     let budget = flags
         .budget
         .unwrap_or(Budget::Bytes(device.available()))
@@ -74,16 +74,16 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     note(&format!("planned in {took:.1?}"));
     let (early, of_early) = arrange::early_job(graphs[0].framework(), &latencies);
     let bounds = Bounds::any_order(&early, &of_early, &device.link);
-    let mut report = Report::of(&planned, &liveness, &bounds);
+    let mut report = Report::new(&planned, &liveness, &bounds);
     report.noise = noise;
     let default = Framework::on(&device, Config::default());
-    let pytorch = &framework.unwrap_or(&default).clone().of(&planned.plan)?;
+    let pytorch = &framework.unwrap_or(&default).clone().for_plan(&planned.plan)?;
     let requests = reserved::planned(&graphs[0], &planned.program, &planned.run, pytorch);
-    report.pytorch = BesideReport::of(&requests.settle(pytorch), &requests, pytorch);
+    report.pytorch = BesideReport::new(&requests.settle(pytorch), &requests, pytorch);
     if flags.accounting == Accounting::Paper {
         let papers = paper(&graphs[0], &liveness, &planned.program, &device.link)?;
         let unplanned = planned.plan.figures.unplanned_iteration_ns;
-        report.paper = Some(PaperReport::of(&papers, unplanned));
+        report.paper = Some(PaperReport::new(&papers, unplanned));
     }
     output::report(&report, as_json)?;
     flags.output.iter().for_each(|path| output::written(path));
@@ -177,7 +177,7 @@ struct Report {
 }
 
 impl Report {
-    fn of(planned: &Planned, liveness: &Liveness, bounds: &Bounds<'_>) -> Self {
+    fn new(planned: &Planned, liveness: &Liveness, bounds: &Bounds<'_>) -> Self {
         let (plan, stalls) = (&planned.plan, &planned.run.stalls);
         let job = &plan.jobs[0];
         let sources = |s: Source| job.latencies.iter().filter(|l| l.source == s).count();
@@ -193,7 +193,7 @@ impl Report {
             bound_ns: bounds
                 .iteration_for(plan.budget, plan.figures.iteration_ns)
                 .unwrap_or_default(),
-            events: Events::of(job),
+            events: Events::new(job),
             swap_in_stall_ns: stalls.swap_in,
             swap_out_stall_ns: stalls.swap_out,
             tail_stall_ns: stalls.tail,
@@ -206,7 +206,7 @@ impl Report {
             pytorch: BesideReport::default(),
             paper: None,
             noise: None,
-            reserved: planned.reserved.as_ref().map(ReservedReport::of),
+            reserved: planned.reserved.as_ref().map(ReservedReport::new),
         }
     }
 

@@ -92,7 +92,7 @@ fn report(
     );
     let mut jobs = Vec::with_capacity(graphs.len());
     for (index, (part, graph)) in together.parts.iter().zip(graphs).enumerate() {
-        let (own, events) = (&part.plan.figures, Events::of(&part.plan.jobs[0]));
+        let (own, events) = (&part.plan.figures, Events::new(&part.plan.jobs[0]));
         table.row([
             format!("{index} {}", graph.name),
             own.unplanned_peak_bytes.to_string(),

@@ -232,7 +232,7 @@ struct Difference {
 }
 
 impl Difference {
-    fn of(reader: &Reader, ok: bool, now: &Stats) -> Option<Self> {
+    fn new(reader: &Reader, ok: bool, now: &Stats) -> Option<Self> {
         let want = reader.expected();
         let same = want.ok.is_none_or(|w| w == ok)
             && want.allocated.is_none_or(|w| w == now.allocated.0)
@@ -267,7 +267,7 @@ struct Answered {
 }
 
 impl DifferenceReport {
-    fn of(difference: &Difference) -> Self {
+    fn new(difference: &Difference) -> Self {
         let (want, now) = (&difference.expected, &difference.now);
         Self {
             matches: false,
@@ -343,7 +343,7 @@ fn one(
                 seen.follow(request, &replay);
             }
             if flags.check {
-                difference = Difference::of(&reader, ok, replay.allocator().stats());
+                difference = Difference::new(&reader, ok, replay.allocator().stats());
                 if difference.is_some() {
                     break;
                 }
@@ -385,9 +385,9 @@ fn one(
     }
     let report = replay.report();
     let mut ending = Ending::default();
-    let summary = Summary::of(flags, target, limited, &report);
+    let summary = Summary::new(flags, target, limited, &report);
     ending.then(|| match &difference {
-        Some(difference) => output::report(&DifferenceReport::of(difference), as_json),
+        Some(difference) => output::report(&DifferenceReport::new(difference), as_json),
         None => output::report(&summary, as_json),
     });
     if let Some(path) = &flags.plot {
@@ -395,7 +395,7 @@ fn one(
     }
     if let Some((seen, path)) = seen.zip(flags.html.as_deref()) {
         let form = match &difference {
-            Some(difference) => serde_json::to_value(DifferenceReport::of(difference))?,
+            Some(difference) => serde_json::to_value(DifferenceReport::new(difference))?,
             None => serde_json::to_value(&summary)?,
         };
         ending.then(|| seen.write(path, &flags.events, limited.then_some(target), form));
@@ -431,7 +431,7 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(flags: &Flags, target: &Target, limited: bool, report: &Report) -> Self {
+    fn new(flags: &Flags, target: &Target, limited: bool, report: &Report) -> Self {
         let (stats, peak) = (&report.stats, &report.at_peak);
         Self {
             file: flags.events.display().to_string(),

@@ -47,7 +47,7 @@ pub fn all(
     };
     working.finish_and_clear();
     let rows = pairs.iter().zip(&reports).enumerate().map(|(i, (&(conf, _, target), report))| {
-        SettingReport::of(conf, target, report, least.get(i % configs.len()).copied())
+        SettingReport::new(conf, target, report, least.get(i % configs.len()).copied())
     });
     let fits = reports.iter().any(|r| r.stats.ooms == 0);
     let assumes = super::assumed(flags);
@@ -85,7 +85,7 @@ struct SettingReport {
 }
 
 impl SettingReport {
-    fn of(conf: &str, target: &Target, report: &Report, least: Option<Option<Bytes>>) -> Self {
+    fn new(conf: &str, target: &Target, report: &Report, least: Option<Option<Bytes>>) -> Self {
         Self {
             alloc_conf: conf.to_owned(),
             device: target.name.clone(),

@@ -150,8 +150,8 @@ fn latencies(
     let mut rows = Vec::new();
     for (graph, device, outcome) in ran {
         for (index, (o, t)) in graph.operators.iter().zip(&outcome.operator_ns).enumerate() {
-            let row = Row::of(o, settings.target.key(&device.name), median(t));
-            rows.push(row.beside(o, device).by(outcome.libraries.get(&OpId::of(index))));
+            let row = Row::new(o, settings.target.key(&device.name), median(t));
+            rows.push(row.beside(o, device).by(outcome.libraries.get(&OpId::from_index(index))));
         }
     }
     LatencyTable::write(path, &rows)?;

@@ -80,7 +80,7 @@ pub fn main(
         let (ran, all) = (ran.outcome.iteration_ns.len(), settings.iterations);
         note(&format!("stopped by a signal after {ran} of {all} iterations"));
     }
-    let mut ending = Ending::reporting(&Report::of(&ran, flags.replan), as_json);
+    let mut ending = Ending::reporting(&Report::new(&ran, flags.replan), as_json);
     if let Some(path) = &flags.latencies_out {
         let ran = (&ran.graph, &ran.device, &ran.outcome);
         ending.then(|| latencies(path, &[ran], &settings));
@@ -269,7 +269,7 @@ struct ChangeReport<'a> {
 }
 
 impl<'a> ChangeReport<'a> {
-    fn of(change: &'a Change) -> Self {
+    fn new(change: &'a Change) -> Self {
         Self {
             seen_after_iteration: change.seen,
             operators_per_mille: change.drift.operators_per_mille,
@@ -288,7 +288,7 @@ impl<'a> ChangeReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn of(ran: &'a Ran, replan: bool) -> Self {
+    fn new(ran: &'a Ran, replan: bool) -> Self {
         let outcome = &ran.outcome;
         Self {
             name: &ran.graph.name,
@@ -310,7 +310,7 @@ impl<'a> Report<'a> {
             timed_iterations: outcome.timed_iterations,
             late_copies: outcome.late_copies,
             notes: &outcome.notes,
-            changes: replan.then(|| outcome.changes.iter().map(ChangeReport::of).collect()),
+            changes: replan.then(|| outcome.changes.iter().map(ChangeReport::new).collect()),
         }
     }
 }

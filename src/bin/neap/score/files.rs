@@ -36,7 +36,7 @@ pub fn csv(
         "elapsed_ns",
     ])?;
     for s in scores {
-        let fate = Fate::of(&s.runs);
+        let fate = Fate::new(&s.runs);
         let papers = on_the_papers(std::slice::from_ref(s), options);
         let papers = |with| papers.and_then(|fate| fate.mcp(with));
         let size = |mcp: Option<i64>| mcp.map_or_else(String::new, |b| b.to_string());

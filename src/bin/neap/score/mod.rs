@@ -108,14 +108,14 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let scores = scores?;
     scores.iter().flat_map(|s| &s.notes).for_each(|n| note(&format!("note: {n}")));
 
-    let times = Spread::of(scores.iter().map(|s| s.elapsed_ns as f64 / 1e9));
+    let times = Spread::new(scores.iter().map(|s| s.elapsed_ns as f64 / 1e9));
     note(&format!(
         "{} traces: {:.2} s each in the median, {:.2} s at most, on this machine under its load",
         scores.len(),
         times.median,
         times.worst
     ));
-    let mut ending = Ending::reporting(&Report::of(&scores, &options), as_json);
+    let mut ending = Ending::reporting(&Report::new(&scores, &options), as_json);
     if let Some(path) = &flags.csv {
         ending.then(|| {
             neap::files::write(path, |out| files::csv(&scores, &options, out))?;
@@ -237,7 +237,7 @@ fn text(scores: &[Score], options: &Options) -> String {
         ("if a death costs 0", Side::Right),
         ("+ margin", Side::Right),
     ]);
-    let fate = Fate::of(scores.iter().flat_map(|s| &s.runs));
+    let fate = Fate::new(scores.iter().flat_map(|s| &s.runs));
     let fates = |f: &Fate| {
         let failure = |with| f.failure(with).map_or_else(|| "-".to_owned(), percent);
         let size = |mcp: Option<i64>| mcp.map_or_else(|| "-".to_owned(), gb);
@@ -253,7 +253,7 @@ fn text(scores: &[Score], options: &Options) -> String {
     all.row(line("reserved, capped", spread(&capped(scores)), Default::default()));
     all.row(line("allocated", spread(&allocated), Default::default()));
     for (index, device) in options.devices.iter().enumerate() {
-        let runs = Fate::of(scores.iter().filter_map(|s| s.runs.get(index)));
+        let runs = Fate::new(scores.iter().filter_map(|s| s.runs.get(index)));
         all.row(line(
             &format!("  on {}, {}", device.name, device.memory),
             Default::default(),
@@ -291,14 +291,14 @@ fn text(scores: &[Score], options: &Options) -> String {
 
 fn errors(scores: &[Score]) -> (Spread, Spread) {
     (
-        Spread::of(scores.iter().map(Score::reserved_error)),
-        Spread::of(scores.iter().map(Score::allocated_error)),
+        Spread::new(scores.iter().map(Score::reserved_error)),
+        Spread::new(scores.iter().map(Score::allocated_error)),
     )
 }
 
 /// The spread of errors against the capped runs.
 fn capped(scores: &[Score]) -> Spread {
-    Spread::of(scores.iter().filter_map(Score::capped_error))
+    Spread::new(scores.iter().filter_map(Score::capped_error))
 }
 
 /// How the runs on the devices of the paper's Table 3 ended, where these and others were tried.
@@ -307,7 +307,7 @@ fn on_the_papers(scores: &[Score], options: &Options) -> Option<Fate> {
     if names.len() == PAPERS || !names.starts_with(&TRIED[..PAPERS]) {
         return None;
     }
-    Some(Fate::of(scores.iter().flat_map(|score| score.runs.iter().take(PAPERS))))
+    Some(Fate::new(scores.iter().flat_map(|score| score.runs.iter().take(PAPERS))))
 }
 
 /// The optimizer, or where gradients are cleared, from a job's name of the form
@@ -415,13 +415,13 @@ struct PublishedReport {
 }
 
 impl SpreadReport {
-    fn of(s: &Spread) -> Self {
+    fn new(s: &Spread) -> Self {
         Self { median: s.median, p90: s.p90, worst: s.worst }
     }
 }
 
 impl FateReport {
-    fn of(f: &Fate) -> Self {
+    fn new(f: &Fate) -> Self {
         Self {
             runs: f.runs,
             failure: f.failure(BARE),
@@ -435,14 +435,14 @@ impl FateReport {
 }
 
 impl GroupReport {
-    fn of(g: &Group) -> Self {
-        let (error, fate) = (SpreadReport::of(&g.error), FateReport::of(&g.fate));
+    fn new(g: &Group) -> Self {
+        let (error, fate) = (SpreadReport::new(&g.error), FateReport::new(&g.fate));
         Self { name: g.name.clone(), jobs: g.jobs, error, fate }
     }
 }
 
 impl<'a> JobReport<'a> {
-    fn of(s: &'a Score, devices: &'a [Device]) -> Self {
+    fn new(s: &'a Score, devices: &'a [Device]) -> Self {
         let run = |(r, d): (&score::Run, &'a Device)| RunReport {
             device: &d.name,
             predicted_oom: r.predicted_oom,
@@ -471,13 +471,13 @@ impl<'a> JobReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn of(scores: &'a [Score], options: &'a Options) -> Self {
+    fn new(scores: &'a [Score], options: &'a Options) -> Self {
         let (reserved, allocated) = errors(scores);
-        let groups = |all: Vec<Group>| all.iter().map(GroupReport::of).collect();
+        let groups = |all: Vec<Group>| all.iter().map(GroupReport::new).collect();
         let device = |(i, d): (usize, &'a Device)| DeviceReport {
             device: &d.name,
             device_bytes: d.memory,
-            fate: FateReport::of(&Fate::of(scores.iter().filter_map(|s| s.runs.get(i)))),
+            fate: FateReport::new(&Fate::new(scores.iter().filter_map(|s| s.runs.get(i)))),
         };
         let share = |thousandths: u32| f64::from(thousandths) / 1000.0;
         let published = |p: &Published| PublishedReport {
@@ -488,17 +488,17 @@ impl<'a> Report<'a> {
             seconds: p.seconds,
         };
         Self {
-            reserved_error: SpreadReport::of(&reserved),
-            capped_error: SpreadReport::of(&capped(scores)),
-            allocated_error: SpreadReport::of(&allocated),
-            fate: FateReport::of(&Fate::of(scores.iter().flat_map(|s| &s.runs))),
+            reserved_error: SpreadReport::new(&reserved),
+            capped_error: SpreadReport::new(&capped(scores)),
+            allocated_error: SpreadReport::new(&allocated),
+            fate: FateReport::new(&Fate::new(scores.iter().flat_map(|s| &s.runs))),
             fate_on_the_papers_devices: on_the_papers(scores, options)
-                .map(|fate| FateReport::of(&fate)),
+                .map(|fate| FateReport::new(&fate)),
             devices: options.devices.iter().enumerate().map(device).collect(),
             models: groups(score::by(scores, |s| s.model.clone())),
             optimizers: groups(score::by(scores, |s| part(s, 3))),
             zero_grad: groups(score::by(scores, |s| part(s, 0))),
-            jobs: scores.iter().map(|s| JobReport::of(s, &options.devices)).collect(),
+            jobs: scores.iter().map(|s| JobReport::new(s, &options.devices)).collect(),
             published: PUBLISHED.iter().map(published).collect(),
             published_note: "they used capped truth and NVML",
             text: text(scores, options),

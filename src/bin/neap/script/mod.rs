@@ -108,7 +108,7 @@ pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
                 .operators
                 .iter()
                 .filter_map(|operator| Some((operator, Nanos(*times.get(&operator.name)?))))
-                .map(|(operator, time)| Row::of(operator, on, time).beside(operator, &device))
+                .map(|(operator, time)| Row::new(operator, on, time).beside(operator, &device))
                 .collect();
             Table::write(output, &rows)?;
         }
@@ -125,7 +125,7 @@ pub fn main(flags: &Flags) -> anyhow::Result<Answer> {
         }
         Question::Page => {
             let told: page::Told = given()?;
-            output::raw(page::of(told.title, vec![told.report])?.html()?.as_bytes())?;
+            output::raw(page::from_reports(told.title, vec![told.report])?.html()?.as_bytes())?;
         }
         Question::Graph { output } => {
             let problem = Asked::read()?.problem;

@@ -60,7 +60,7 @@ struct Alike {
 ///
 /// # Errors
 /// When a report is of another version.
-pub fn of(title: String, mut reports: Vec<Value>) -> anyhow::Result<Page> {
+pub fn from_reports(title: String, mut reports: Vec<Value>) -> anyhow::Result<Page> {
     let read = |value: &Value| Report::deserialize(value).context("a report of neap.torch");
     let all = reports.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
     let alone = all.len() == 1;
@@ -182,7 +182,7 @@ mod tests {
             "kinds": [{ "saved_tensors": -1, "iterations": 10, "by_plan": 7, "on_demand": 0,
                         "over": 0, "least_bytes": 5, "median_bytes": 6, "most_bytes": 7 }],
         });
-        let page = of("fit".to_owned(), vec![report.clone()]).unwrap();
+        let page = from_reports("fit".to_owned(), vec![report.clone()]).unwrap();
         let page = serde_json::to_value(page).unwrap();
         assert_eq!(page["report"], report);
         assert_eq!(page["notes"], json!(["a note", "Planned anew: larger.", NO_CURVES]));
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(tables[0]["rows"].as_array().unwrap().len(), 4);
         assert_eq!(tables[1]["rows"][1], json!(["without it: it was <b>watched</b>", 3]));
         assert_eq!(tables[2]["rows"][0], json!([null, 10, 7, 0, 0, 5, 6, 7]));
-        assert!(of(String::new(), vec![json!({ "budget_bytes": 1 })]).is_err());
+        assert!(from_reports(String::new(), vec![json!({ "budget_bytes": 1 })]).is_err());
     }
 
     #[test]
@@ -206,7 +206,8 @@ mod tests {
             "peak_allocated_bytes": 0, "peak_reserved_bytes": 0, "planned": 7, "unplanned": {},
             "notes": [], "replans": [], "kinds": [], "course": course.to_string(),
         });
-        let page = serde_json::to_value(of(String::new(), vec![report]).unwrap()).unwrap();
+        let page =
+            serde_json::to_value(from_reports(String::new(), vec![report]).unwrap()).unwrap();
         assert_eq!(page["report"]["course"], Value::Null);
         assert_eq!(page["notes"], json!([]));
         let peaks = &page["views"][0]["charts"][0]["peaks"];

@@ -90,7 +90,7 @@ pub struct ReservedReport {
 }
 
 impl ReservedReport {
-    pub fn of(reserved: &Reserved) -> Self {
+    pub fn new(reserved: &Reserved) -> Self {
         Self {
             peak_reserved_bytes: reserved.at_peak.reserved,
             peak_allocated_bytes: reserved.stats.peak_allocated,
@@ -144,7 +144,7 @@ impl BesideReport {
     /// more than the one before, as with large tensors that come and go among small ones, that
     /// figure only says when counting stopped: then it is with expandable segments, as `neap torch`
     /// sets them.
-    pub fn of(reserved: &Reserved, requests: &Timeline, framework: &Framework) -> Self {
+    pub fn new(reserved: &Reserved, requests: &Timeline, framework: &Framework) -> Self {
         let expandable = !reserved.settled && !framework.config.expandable;
         let again = expandable.then(|| {
             let config = Config { expandable, ..framework.config.clone() };

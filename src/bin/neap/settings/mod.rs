@@ -328,7 +328,7 @@ impl Rules {
     /// The function that makes a forecast of a job by these rules.
     pub fn rules(self) -> neap::estimate::score::Rules {
         match self {
-            Self::Neap => Forecast::of,
+            Self::Neap => Forecast::new,
             Self::Xmem => |job, _| neap::estimate::xmem::forecast(job),
         }
     }

@@ -123,7 +123,7 @@ pub fn snapshot(
 /// Writes the latencies that were used.
 pub fn latencies(path: &Path, case: &Case) -> anyhow::Result<()> {
     let row = |(index, (o, l)): (_, (_, &Latency))| {
-        Row::of(o, &case.device.name, l.time).by(case.libraries.get(&OpId::of(index)))
+        Row::new(o, &case.device.name, l.time).by(case.libraries.get(&OpId::from_index(index)))
     };
     let rows = case.graph.operators.iter().zip(&case.latencies).enumerate().map(row);
     LatencyTable::write(path, &rows.collect::<Vec<Row>>())?;

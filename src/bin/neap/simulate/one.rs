@@ -46,7 +46,7 @@ pub fn graph(flags: &Flags, mut graph: Graph, as_json: bool) -> anyhow::Result<A
             flags.subject().display()
         );
     }
-    let liveness = Liveness::of(&graph);
+    let liveness = Liveness::new(&graph);
     simulate(flags, &Case { graph, device, latencies, libraries, plan: None, liveness }, as_json)
 }
 
@@ -63,7 +63,7 @@ pub fn plan(
         plan.jobs[0].latencies = settings::latencies(&graph, &plan.device, flags.real.as_deref())?;
     }
     let case = Case {
-        liveness: Liveness::of(graph.framework()),
+        liveness: Liveness::new(graph.framework()),
         graph,
         device: plan.device.clone(),
         latencies: plan.jobs[0].latencies.clone(),
@@ -85,8 +85,8 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
     let mut curve = engine::memory(&program, &run);
     // Residencies that end with the iteration continue in the next one.
     curve.retain(|point| point.0 < run.iteration);
-    let mut report = Report::of(case, &run, &curve);
-    report.extra = ExtraReport::of(&Extra::of(&program, link, run.iteration)?);
+    let mut report = Report::new(case, &run, &curve);
+    report.extra = ExtraReport::new(&Extra::new(&program, link, run.iteration)?);
     if let Some(share) = flags.noise {
         let noise = Noise { share, seed: flags.seed };
         report.noise = Some(noisy(&program, case, &nominal, noise, flags.runs)?);
@@ -96,7 +96,7 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
     if let Some(plan) = &case.plan {
         let of = flags.subject();
         framework = framework
-            .of(plan)
+            .for_plan(plan)
             .with_context(|| format!("{}: options.{}", of.display(), reserved::FIRST_BLOCK))?;
     }
     let requests = match &case.plan {
@@ -104,12 +104,12 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
         None => reserved::unplanned(&case.graph, &run, &framework),
     };
     let beside = requests.settle(&framework);
-    report.pytorch = BesideReport::of(&beside, &requests, &framework);
+    report.pytorch = BesideReport::new(&beside, &requests, &framework);
     let reserved = counted.then_some(&beside);
-    report.reserved = reserved.map(ReservedReport::of);
+    report.reserved = reserved.map(ReservedReport::new);
     if flags.accounting == Accounting::Paper {
         let papers = paper(&case.graph, &case.liveness, &program, link)?;
-        report.paper = Some(PaperReport::of(&papers, report.unplanned_iteration_ns));
+        report.paper = Some(PaperReport::new(&papers, report.unplanned_iteration_ns));
     }
     if let Some(budget) = flags.passive {
         let Some(passive) = on_demand(case, budget, report.unplanned_iteration_ns)? else {
@@ -181,7 +181,7 @@ fn on_demand(
 ) -> anyhow::Result<Option<PassiveReport>> {
     let budget = budget.resolve(case.liveness.peak, &case.device)?.unwrap_or(case.liveness.floor);
     match passive::run(&case.graph, &case.latencies, &case.device.link, budget) {
-        Ok(passive) => Ok(Some(PassiveReport::of(budget, &passive, unplanned))),
+        Ok(passive) => Ok(Some(PassiveReport::new(budget, &passive, unplanned))),
         Err(small) => {
             let name = &case.graph.operator(small.operator).name;
             note(&format!(
@@ -219,7 +219,7 @@ struct PassiveReport {
 }
 
 impl PassiveReport {
-    fn of(budget: Bytes, passive: &Passive, unplanned: Nanos) -> Self {
+    fn new(budget: Bytes, passive: &Passive, unplanned: Nanos) -> Self {
         Self {
             budget_bytes: budget,
             peak_bytes: passive.peak,
@@ -274,7 +274,7 @@ struct Report {
 }
 
 impl Report {
-    fn of(case: &Case, run: &Run, curve: &[(Nanos, Bytes)]) -> Self {
+    fn new(case: &Case, run: &Run, curve: &[(Nanos, Bytes)]) -> Self {
         let liveness = &case.liveness;
         let peak = if case.plan.is_some() { engine::peak(curve) } else { liveness.peak };
         let unplanned: Nanos = match &case.plan {
@@ -295,7 +295,11 @@ impl Report {
             swap_in_stall_ns: run.stalls.swap_in,
             swap_out_stall_ns: run.stalls.swap_out,
             tail_stall_ns: run.stalls.tail,
-            shares: Shares::of((peak, run.iteration), (liveness.peak, liveness.no_free), unplanned),
+            shares: Shares::new(
+                (peak, run.iteration),
+                (liveness.peak, liveness.no_free),
+                unplanned,
+            ),
             extra: ExtraReport::default(),
             pytorch: BesideReport::default(),
             paper: None,

@@ -184,7 +184,7 @@ fn script(
     let html = flags.html.as_deref().filter(|_| !reports.reports.is_empty() && !has_lane);
     if let Some(path) = html {
         let words: Vec<_> = flags.command.iter().map(|word| word.to_string_lossy()).collect();
-        let mut page = page::of(words.join(" "), reports.reports.clone())?;
+        let mut page = page::from_reports(words.join(" "), reports.reports.clone())?;
         page.views.extend(server.map(Server::view));
         output::page(path, &page)?;
     }

@@ -445,7 +445,7 @@ fn read(path: PathBuf, device: &Arc<Profile>, limits: Limits) -> Result<Need, St
     within(READING, move || {
         loop {
             match neap::job::json::read_regular(&path) {
-                Ok(graph) => return Ok(Need::of(graph, &device, limits)),
+                Ok(graph) => return Ok(Need::new(graph, &device, limits)),
                 Err(error) if error.wants_room() && began.elapsed() < READING => {
                     thread::sleep(PAUSE);
                 }

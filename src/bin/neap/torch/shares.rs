@@ -64,9 +64,9 @@ pub struct Iteration {
 
 impl Need {
     /// The need of a script with this iteration.
-    pub fn of(graph: Graph, device: &Profile, limits: Limits) -> Self {
+    pub fn new(graph: Graph, device: &Profile, limits: Limits) -> Self {
         let latencies = latency::latencies(&graph, device, None);
-        let (hash, peak) = (sha256(&graph), Liveness::of(&graph).peak.0.max(1));
+        let (hash, peak) = (sha256(&graph), Liveness::new(&graph).peak.0.max(1));
         Self::Iteration(Arc::new(Iteration { limits, graph, hash, latencies, peak }))
     }
 }
@@ -394,7 +394,7 @@ mod tests {
     }
 
     fn come(all: &mut Shares, id: u64) -> Vec<(u64, u64)> {
-        let need = Need::of(graph(), &all.device.clone(), Limits::default());
+        let need = Need::new(graph(), &all.device.clone(), Limits::default());
         let next = all.join(id, &format!("script {id}"), need).unwrap();
         settle(all, next)
     }
@@ -427,7 +427,7 @@ mod tests {
         let mut all = shares(budget);
         come(&mut all, 1);
         all.took(1, Bytes(budget));
-        let need = Need::of(graph(), &all.device.clone(), Limits::from((100, 1000)));
+        let need = Need::new(graph(), &all.device.clone(), Limits::from((100, 1000)));
         let next = all.join(2, "second", need).unwrap();
         let offers = settle(&mut all, next);
         let [(1, first)] = offers[..] else { panic!("{offers:?}") };
@@ -485,8 +485,9 @@ mod tests {
         }
         assert_eq!(fixed(&mut all, 2, 400).unwrap(), [(2, 400)]);
         // Where nothing is left the others learn why.
-        let next =
-            all.join(3, "late", Need::of(graph(), &all.device.clone(), Limits::default())).unwrap();
+        let next = all
+            .join(3, "late", Need::new(graph(), &all.device.clone(), Limits::default()))
+            .unwrap();
         assert!(next.plan.is_none(), "one script needs no plan of all");
         assert_eq!(next.offers, [], "nothing is free before a script goes");
         assert!(all.why.contains("take the whole budget"), "{}", all.why);
@@ -506,12 +507,12 @@ mod tests {
     fn a_plan_of_all_that_comes_too_late_changes_nothing() {
         let mut all = shares(800 << 20);
         come(&mut all, 1);
-        let need = Need::of(graph(), &all.device.clone(), Limits::default());
+        let need = Need::new(graph(), &all.device.clone(), Limits::default());
         let planning = all.join(2, "second", need).unwrap().plan.expect("two are planned together");
         assert_eq!(gone(&mut all, 2), []);
         assert_eq!(all.planned(planning.change, planning.make()), []);
         // Where it takes too long, the unplanned peaks decide.
-        let need = Need::of(graph(), &all.device.clone(), Limits::default());
+        let need = Need::new(graph(), &all.device.clone(), Limits::default());
         let planning = all.join(3, "third", need).unwrap().plan.expect("two are planned together");
         let offers = bytes(all.planned(planning.change, Err("it takes too long".to_owned())));
         assert_eq!(offers, [(1, 400 << 20)]);
@@ -522,7 +523,7 @@ mod tests {
         let mut all = shares(1000 << 20);
         come(&mut all, 1);
         all.took(1, Bytes(1000 << 20));
-        let need = Need::of(graph(), &all.device.clone(), Limits::default());
+        let need = Need::new(graph(), &all.device.clone(), Limits::default());
         let slow = all.join(2, "second", need).unwrap().plan.expect("two are planned together");
         let next = all.join(3, "planned", Need::Fixed(Bytes(300 << 20))).unwrap();
         assert!(bytes(next.offers).contains(&(3, 300 << 20)));
@@ -536,7 +537,7 @@ mod tests {
         let mut all = shares(1000 << 20);
         come(&mut all, 1);
         all.took(1, Bytes(1000 << 20));
-        let need = || Need::of(graph(), &shares(1).device, Limits::default());
+        let need = || Need::new(graph(), &shares(1).device, Limits::default());
         let waiting = all.join(2, "second", need()).unwrap();
         assert_eq!(waiting.offers, []);
         // No plan of all ends before the next change.

@@ -56,7 +56,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(inputs: &Inputs) -> Option<Self> {
+    fn new(inputs: &Inputs) -> Option<Self> {
         let (query, key) = (inputs.tensor(0)?, inputs.tensor(1)?);
         let [batch, heads, rows, width] = query.dims[..] else { return None };
         let [_, key_heads, columns, _] = key.dims[..] else { return None };
@@ -141,7 +141,7 @@ impl Editor<'_> {
     /// it.
     pub(super) fn attention(&mut self, op: u32, group: &Group) -> bool {
         let inputs = self.inputs(op);
-        let Some(shape) = Shape::of(&inputs) else { return false };
+        let Some(shape) = Shape::new(&inputs) else { return false };
         let inner =
             |e: &Self, name: &str| e.calls.inside(e.trace, op).iter().any(|&o| e.name(o) == name);
         let on_cpu = if inner(self, "aten::_scaled_dot_product_attention_math") {

@@ -106,7 +106,7 @@ fn sequence(
         return Err("`order` moves an operator behind one that moves itself".to_owned());
     }
     let mut order = Vec::with_capacity(count);
-    for id in (0..count).map(OpId::of) {
+    for id in (0..count).map(OpId::from_index) {
         let place = places[id.index()];
         let Some(&size) = elements.get(&id) else {
             order.push((place, (id, None)));
@@ -220,7 +220,7 @@ impl<'a> Walk<'a> {
         }
         for (tensor, &(of, _)) in self.graph.tensors.iter().zip(&self.origin.tensors) {
             let until = file.tensor(of).kept_until.and_then(|until| begins[until.index()]);
-            let until = until.map(OpId::of);
+            let until = until.map(OpId::from_index);
             if tensor.kept_until != until {
                 return Err(format!("`{}` is kept until another operator", tensor.name));
             }

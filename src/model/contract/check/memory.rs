@@ -20,7 +20,7 @@ pub(super) fn slots(
     refusals: &mut Refusals,
 ) -> Vec<(u128, u128)> {
     for tensor in (0..program.copied.len()).filter(|t| program.copied[*t]) {
-        if !job.host_slots.contains_key(&TensorId::of(tensor)) {
+        if !job.host_slots.contains_key(&TensorId::from_index(tensor)) {
             refusals.add(Refusal::SlotMissing { tensor: program.tensor(tensor) });
         }
     }
@@ -57,7 +57,7 @@ fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
     let mut order: Vec<(bool, usize, usize, u128)> = Vec::with_capacity(copies.len());
     for (&tensor, tasks) in &copies {
         if let (Some(offset), Some(&first)) =
-            (job.host_slots.get(&TensorId::of(tensor)), tasks.first())
+            (job.host_slots.get(&TensorId::from_index(tensor)), tasks.first())
         {
             order.push((!program.on_host[tensor], first, tensor, u128::from(offset.0)));
         }
@@ -66,7 +66,7 @@ fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
     let mut owners: BTreeMap<u128, Owner> = BTreeMap::new();
     for (_, first, tensor, offset) in order {
         let end = offset + blocks(program.graph.tensors[tensor].bytes);
-        let place = Place::Tensor { tensor: TensorId::of(tensor), residency: 0 };
+        let place = Place::Tensor { tensor: TensorId::from_index(tensor), residency: 0 };
         for (start, earlier) in take(&mut owners, offset, Owner { end, place, holder: Ok(tensor) })
         {
             let (Ok(other) | Err(other)) = earlier.holder;
@@ -163,8 +163,10 @@ pub(super) fn places(
 fn expected(program: &Program) -> BTreeMap<Place, Spot> {
     let mut spots: BTreeMap<Place, Spot> = BTreeMap::new();
     for (index, residency) in program.residencies.iter().enumerate() {
-        let place =
-            Place::Tensor { tensor: TensorId::of(residency.tensor), residency: residency.number };
+        let place = Place::Tensor {
+            tensor: TensorId::from_index(residency.tensor),
+            residency: residency.number,
+        };
         let spot = spots.entry(place).or_default();
         spot.size = blocks(program.graph.tensors[residency.tensor].bytes);
         if residency.begin.is_none() {

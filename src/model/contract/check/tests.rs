@@ -152,12 +152,13 @@ fn place(plan: &mut Plan) {
     let program = Program::read(job, &graph, &mut Refusals::default());
     job.host_slots = (0..5)
         .filter(|t| program.copied[*t])
-        .map(|t| (TensorId::of(t), Bytes(1024 * t as u64)))
+        .map(|t| (TensorId::from_index(t), Bytes(1024 * t as u64)))
         .collect();
     let places = (0..program.residencies.len())
         .map(|r| (program.residencies[r].tensor, program.residencies[r].number));
-    let mut places: Vec<Place> =
-        places.map(|(t, residency)| Place::Tensor { tensor: TensorId::of(t), residency }).collect();
+    let mut places: Vec<Place> = places
+        .map(|(t, residency)| Place::Tensor { tensor: TensorId::from_index(t), residency })
+        .collect();
     places.extend(
         (0u32..)
             .zip(&program.steps)

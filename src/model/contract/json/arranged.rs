@@ -37,7 +37,7 @@ pub fn arranged(file: &PlanFile<'_>, graphs: Vec<Graph>) -> Result<Vec<Graph>, R
         if job.order.is_empty() && job.pieces.is_empty() {
             return Ok(graph);
         }
-        let arrangement = Names::of(&graph).arrangement(job).map_err(&fail)?;
+        let arrangement = Names::new(&graph).arrangement(job).map_err(&fail)?;
         arrange(&graph, &arrangement).map_err(|e| fail(format!("`order` and `pieces`: {e}")))
     };
     graphs.into_iter().zip(&file.jobs).enumerate().map(arranged).collect()
@@ -81,7 +81,7 @@ pub(super) fn arrangement(
     if form.order.is_empty() && form.pieces.is_empty() && has.is_empty() {
         return Ok((none, BTreeMap::new()));
     }
-    let names = Names::of(graph.framework());
+    let names = Names::new(graph.framework());
     let arrangement = names.arrangement(form)?;
     if arrangement != *has {
         return Err("the graph is not in the order and pieces of the plan".to_owned());

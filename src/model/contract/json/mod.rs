@@ -168,19 +168,19 @@ struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    fn of(graph: &'a Graph) -> Self {
+    fn new(graph: &'a Graph) -> Self {
         Self {
             tensors: graph
                 .tensors
                 .iter()
                 .enumerate()
-                .map(|(i, t)| (&*t.name, TensorId::of(i)))
+                .map(|(i, t)| (&*t.name, TensorId::from_index(i)))
                 .collect(),
             operators: graph
                 .operators
                 .iter()
                 .enumerate()
-                .map(|(i, o)| (&*o.name, OpId::of(i)))
+                .map(|(i, o)| (&*o.name, OpId::from_index(i)))
                 .collect(),
         }
     }
@@ -272,7 +272,7 @@ pub(super) fn steps(events: &[Event], operators: usize) -> Vec<OpId> {
     again.sort_by_key(|(after, _)| *after);
     let mut again = again.into_iter().peekable();
     let mut steps = Vec::with_capacity(operators + again.len());
-    for after in std::iter::once(None).chain((0..operators).map(|i| Some(OpId::of(i)))) {
+    for after in std::iter::once(None).chain((0..operators).map(|i| Some(OpId::from_index(i)))) {
         steps.extend(after);
         while let Some((_, operator)) = again.next_if(|(a, _)| *a == after) {
             steps.push(operator);
@@ -282,7 +282,7 @@ pub(super) fn steps(events: &[Event], operators: usize) -> Vec<OpId> {
 }
 
 fn job(form: JobForm<'_>, graph: &Graph) -> Result<JobPlan, String> {
-    let names = Names::of(graph);
+    let names = Names::new(graph);
     let (arrangement, whole) = arrangement(&form, graph)?;
     let mut events = Vec::with_capacity(form.events.len());
     for (index, event) in form.events.iter().enumerate() {

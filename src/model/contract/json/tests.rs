@@ -35,7 +35,7 @@ pub fn device() -> Profile {
 /// A plan of the hand-written graph with an example of everything; it need not be safe.
 pub fn sample() -> (Plan, Vec<Graph>) {
     let graph = json::read(&fixtures().join("mlp.graph.json")).unwrap();
-    let names = Names::of(&graph);
+    let names = Names::new(&graph);
     let (tensor, op) = (|n: &str| names.tensor(n).unwrap(), |n: &str| names.operator(n).unwrap());
     let after = |n: &str| Trigger { after: Some(op(n)) };
     let start = Trigger { after: None };

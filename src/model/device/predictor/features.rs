@@ -28,7 +28,7 @@ impl Features {
     /// Reads a key. `flops` and `bytes` are the roofline's counts. `None` when the key has another
     /// form.
     #[must_use]
-    pub fn of(key: &str, flops: u128, bytes: u128, load_percent: u32) -> Option<Self> {
+    pub fn new(key: &str, flops: u128, bytes: u128, load_percent: u32) -> Option<Self> {
         let (_, arguments) = key.split_once('(')?;
         let mut reader = Reader { left: arguments, features: Self::default() };
         if !reader.take(")") {
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_key_becomes_numbers_and_words() {
         let key = r#"aten::x(f32[2,3],f32[3,2]/[1,3],-,[f32[4],-,f32[5]/[2]],host f64[],-1,1e-5,[1,2],[true,false],"ze\"ro,s",[],true)"#;
-        let f = Features::of(key, 0, 7, 50).unwrap();
+        let f = Features::new(key, 0, 7, 50).unwrap();
         let words: Vec<&str> = f.words.iter().map(String::as_str).collect();
         let want = [
             "a0:f32r2",
@@ -273,7 +273,7 @@ mod tests {
             (-ln(2.0), ln(8.0), 0.5)
         );
         assert_eq!(f.numbers["a3.elements"], ln(10.0));
-        assert!(Features::of("aten::none()", 0, 0, 0).unwrap().words.is_empty());
+        assert!(Features::new("aten::none()", 0, 0, 0).unwrap().words.is_empty());
         assert_eq!(kind(key), "aten::x");
     }
 
@@ -293,7 +293,7 @@ mod tests {
             "x(nonsense)",
             "x(f32[2]/[a])",
         ] {
-            assert_eq!(Features::of(bad, 0, 0, 0), None, "{bad}");
+            assert_eq!(Features::new(bad, 0, 0, 0), None, "{bad}");
         }
     }
 }

@@ -65,7 +65,7 @@ impl Line {
     }
 
     /// The time of an operator, in nanoseconds.
-    pub(super) fn of(&self, features: &Features) -> f64 {
+    pub(super) fn predict(&self, features: &Features) -> f64 {
         self.at(bytes(features)).max(1.0)
     }
 

@@ -208,7 +208,7 @@ impl Model {
         let time = math::exp(
             logarithm.clamp(self.answer.low - 2.0 * BEYOND, self.answer.high + 2.0 * BEYOND),
         );
-        let time = (time * self.line.map_or(1.0, |line| line.of(features))).round();
+        let time = (time * self.line.map_or(1.0, |line| line.predict(features))).round();
         #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
         let time = time as u64;
         Some(Nanos(time.clamp(1, LONGEST.0)))
@@ -248,7 +248,7 @@ impl Predictor {
     pub fn predict(&self, operator: &Operator, load_percent: u32) -> Option<Nanos> {
         let model = self.model(&operator.kind)?;
         let (flops, bytes) = (roofline::flops(operator), roofline::bytes(operator));
-        model.predict(&Features::of(&key(operator), flops, bytes, load_percent)?)
+        model.predict(&Features::new(&key(operator), flops, bytes, load_percent)?)
     }
 
     /// Reads a `*.predictor.json` file (plain or gzip).

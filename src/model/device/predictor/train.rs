@@ -107,7 +107,7 @@ pub fn fit(rows: &[Row], options: &Options) -> Result<Trained, TrainError> {
             let count = rows.ns.len();
             let features = rows
                 .counts
-                .and_then(|(flops, bytes)| Features::of(key, flops.into(), bytes.into(), load));
+                .and_then(|(flops, bytes)| Features::new(key, flops.into(), bytes.into(), load));
             match features {
                 Some(features) => samples.push(Sample {
                     key,
@@ -175,7 +175,7 @@ fn model(
     let measured: Vec<(f64, f64)> =
         seen.iter().map(|s| (line::bytes(&s.features), s.ns.max(1) as f64)).collect();
     let line = Line::fit(&measured);
-    let base = |s: &Sample<'_>| line.map_or(0.0, |line| ln(line.of(&s.features)));
+    let base = |s: &Sample<'_>| line.map_or(0.0, |line| ln(line.predict(&s.features)));
     let logarithms: Vec<f64> = seen.iter().map(|s| ln(s.ns as f64) - base(s)).collect();
     let mut answer = number("ns", &logarithms);
     if answer.scale == 0.0 {
@@ -309,7 +309,7 @@ mod tests {
             let ns = 2000 + 2 * m * k * n / 20 + 3 * m * k;
             rows.push(Row {
                 roofline_ns: Some(1 + m * k * n / 25),
-                ..Row::of(&operator, "host", Nanos(ns))
+                ..Row::new(&operator, "host", Nanos(ns))
             });
         }
         rows

@@ -55,7 +55,7 @@ impl Row {
     /// The row of a measurement: `operator` took `time` on the device named `device` under no load.
     /// A time below 1 ns counts as 1 ns.
     #[must_use]
-    pub fn of(operator: &Operator, device: &str, time: Nanos) -> Self {
+    pub fn new(operator: &Operator, device: &str, time: Nanos) -> Self {
         let some = |tensors: bool| {
             let mut out = String::new();
             for arg in &operator.args {
@@ -324,7 +324,7 @@ impl Table {
     /// near, the lower one. Rows with the operator's name and key come before rows with its key
     /// only.
     #[must_use]
-    pub fn of(&self, operator: &Operator, load: u32) -> Option<Nanos> {
+    pub fn time(&self, operator: &Operator, load: u32) -> Option<Nanos> {
         let known = self.known.get(&key(operator))?;
         let nearest = *known.times.keys().min_by_key(|l| l.abs_diff(load))?;
         known

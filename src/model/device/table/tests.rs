@@ -58,7 +58,7 @@ fn a_key_says_kind_shapes_and_scalars_and_nothing_of_the_graph() {
 fn tables_round_trip_and_take_the_median() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.latency.csv");
-    let rows: Vec<_> = [30, 10, 20, 1000].map(|ns| Row::of(&sample(), "host", Nanos(ns))).into();
+    let rows: Vec<_> = [30, 10, 20, 1000].map(|ns| Row::new(&sample(), "host", Nanos(ns))).into();
     Table::write(&path, &rows).unwrap();
     let table = Table::read(&path).unwrap();
     assert_eq!(table.get(&key(&sample())), Some(Nanos(25)));
@@ -75,21 +75,21 @@ fn rows_are_found_by_load_and_by_name() {
         operator: name.to_owned(),
         load_percent,
         ns,
-        ..Row::of(&sample(), "host", Nanos(1))
+        ..Row::new(&sample(), "host", Nanos(1))
     };
     let mut rows = vec![row("a", 0, 10), row("b", 0, 30), row("b", 60, 90), row("a", 60, 70)];
     rows[2].algorithm = "6;-1".to_owned();
     rows[2].workspace_bytes = Some(4096);
     let table = Table::of_rows(&rows);
     let named = |name: &str| Operator { name: name.to_owned(), ..sample() };
-    assert_eq!(table.of(&named("a"), 0), Some(Nanos(10)));
-    assert_eq!(table.of(&named("b"), 0), Some(Nanos(30)));
-    assert_eq!(table.of(&named("c"), 0), Some(Nanos(20)), "the median of its key");
+    assert_eq!(table.time(&named("a"), 0), Some(Nanos(10)));
+    assert_eq!(table.time(&named("b"), 0), Some(Nanos(30)));
+    assert_eq!(table.time(&named("c"), 0), Some(Nanos(20)), "the median of its key");
     assert_eq!(
-        (table.of(&named("b"), 30), table.of(&named("b"), 31)),
+        (table.time(&named("b"), 30), table.time(&named("b"), 31)),
         (Some(Nanos(30)), Some(Nanos(90)))
     );
-    assert_eq!(table.of(&named("a"), 100), Some(Nanos(70)));
+    assert_eq!(table.time(&named("a"), 100), Some(Nanos(70)));
     assert_eq!(table.get(&key(&sample())), Some(Nanos(20)));
     assert_eq!(table.chosen(&key(&sample())), Chosen::read("6;-1", Bytes(4096)).as_ref());
     assert_eq!(table.chosen("x"), None);

@@ -45,7 +45,7 @@ impl Graph {
                 |problem| GraphError::Operator { operator: operator.name.clone(), problem },
             )?;
         }
-        let versions = Versions::of(&tensors, &operators)?;
+        let versions = Versions::new(&tensors, &operators)?;
         for tensor in tensors.iter().enumerate().filter(|(_, t)| t.kept_until.is_some()) {
             kept(tensor, &versions, operators.len())?;
         }
@@ -189,7 +189,7 @@ fn kept(
     if tensor.kept_until.is_some_and(|op| op.index() >= operators) {
         return fail("`kept_until` names an operator that the graph does not have");
     }
-    if versions.generator(TensorId::of(id)).is_none() {
+    if versions.generator(TensorId::from_index(id)).is_none() {
         return fail(
             "`kept_until` is for tensors that the iteration generates; nothing generates this one, so it stays anyway",
         );
@@ -206,10 +206,12 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    fn of(tensors: &[Tensor], operators: &[Operator]) -> Result<Self, GraphError> {
+    fn new(tensors: &[Tensor], operators: &[Operator]) -> Result<Self, GraphError> {
         let mut writes = Vec::new();
         for (index, operator) in operators.iter().enumerate() {
-            writes.extend(operator.writes().map(|o| (o.tensor.0, o.version, OpId::of(index).0)));
+            writes.extend(
+                operator.writes().map(|o| (o.tensor.0, o.version, OpId::from_index(index).0)),
+            );
         }
         writes.sort_unstable();
         // One operator may name a tensor that it writes several times, through several views.
@@ -223,7 +225,7 @@ impl Versions {
         }
         let all = Self { writes, starts };
         for (index, tensor) in tensors.iter().enumerate() {
-            all.consecutive(TensorId::of(index)).map_err(|(operator, problem)| {
+            all.consecutive(TensorId::from_index(index)).map_err(|(operator, problem)| {
                 GraphError::Operator {
                     operator: operators[operator as usize].name.clone(),
                     problem: format!("{problem} of tensor `{}`", tensor.name),
@@ -310,7 +312,7 @@ fn reorder(tensors: &mut [Tensor], operators: &mut Vec<Operator>, listed: &[u32]
         new[old as usize] = position;
     }
     for until in tensors.iter_mut().filter_map(|t| t.kept_until.as_mut()) {
-        *until = OpId::of(new[until.index()]);
+        *until = OpId::from_index(new[until.index()]);
     }
     let mut numbered: Vec<_> = std::mem::take(operators).into_iter().zip(new).collect();
     numbered.sort_by_key(|(_, position)| *position);

@@ -101,7 +101,7 @@ impl Builder<'_> {
         if let Some(&id) = self.tensor_of.get(&life) {
             return id;
         }
-        let id = TensorId::of(self.out.tensors.len());
+        let id = TensorId::from_index(self.out.tensors.len());
         let Life { bytes, dtype, shape, .. } = &self.lives[life as usize];
         let (role, kept_until) = (Role::Activation, None);
         self.out.tensors.push(Tensor {
@@ -229,7 +229,7 @@ impl Builder<'_> {
             hidden.push(self.update(view));
         }
         if self.names.zero_grad.is_some_and(|z| z < at) && self.out.zero_grad.is_none() {
-            self.out.zero_grad = Some(OpId::of(index));
+            self.out.zero_grad = Some(OpId::from_index(index));
         }
         let (phase, random) = (context.phase(), random(node));
         self.out.step.push(context.step);

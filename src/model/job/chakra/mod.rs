@@ -140,7 +140,7 @@ pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
     let lives = storage::lives(&mut trace);
     let names = names::find(&trace);
     refuse_generated(path, &trace, &names)?;
-    let declared = select::Declared::of(&trace);
+    let declared = select::Declared::new(&trace);
     let chosen = select::choose(&trace, &lives, &names, &declared);
     if chosen.is_empty() {
         let problem =

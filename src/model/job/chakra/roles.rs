@@ -75,7 +75,7 @@ pub(super) fn finish(
         recorded.optimizer = lower::as_recorded(&recorded, &step, notes);
         return Ok(recorded);
     }
-    let peak = Liveness::of(&recorded).peak;
+    let peak = Liveness::new(&recorded).peak;
     let (before, kinds) = (recorded.operators.len(), has_updates);
     let lowered = lower::split(lower::lower(recorded, &step, options.updates_early, notes));
     let changed = lowered.operators.len() != before || kinds(&lowered);
@@ -208,7 +208,7 @@ fn remaining(built: &mut Built, uses: &[Use]) {
         if accumulated && !named && tensor.role == Role::Activation {
             tensor.role = Role::Gradient;
             tensor.name = number("grad", &mut gradients);
-        } else if let Some(name) = scaler.get(&TensorId::of(at)) {
+        } else if let Some(name) = scaler.get(&TensorId::from_index(at)) {
             (tensor.role, tensor.name) = (Role::Buffer, (*name).to_owned());
         } else if !generated && !named && tensor.role == Role::Activation {
             let lasting = statistics || uses[at].written_forward || !floating || explained;
@@ -256,7 +256,10 @@ fn keep(built: &mut Built, until: OpId) {
     let made = built.operators.iter().take(until.index()).flat_map(Operator::generates);
     let before: HashSet<TensorId> = made.map(|o| o.tensor).collect();
     for (at, (tensor, facts)) in built.tensors.iter_mut().zip(&built.facts).enumerate() {
-        if tensor.role == Role::Gradient && facts.generated && !before.contains(&TensorId::of(at)) {
+        if tensor.role == Role::Gradient
+            && facts.generated
+            && !before.contains(&TensorId::from_index(at))
+        {
             tensor.kept_until = Some(until);
         }
     }

@@ -73,7 +73,7 @@ pub(super) struct Declared {
 }
 
 impl Declared {
-    pub(super) fn of(trace: &Trace) -> Self {
+    pub(super) fn new(trace: &Trace) -> Self {
         let (mut lives, mut ends) = (Vec::new(), Vec::with_capacity(trace.nodes.len()));
         for node in &trace.nodes {
             let from = lives.len();

@@ -38,7 +38,7 @@ fn bytes(graph: &Graph, role: Role) -> u64 {
 }
 
 fn peak_of(graph: &Graph) -> u64 {
-    Liveness::of(graph).peak.0
+    Liveness::new(graph).peak.0
 }
 
 /// Peak of the requests, rounded to blocks, less the library workspaces that are never freed.

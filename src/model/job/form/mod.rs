@@ -186,8 +186,8 @@ pub struct GroupForm {
 
 impl OptimizerForm {
     /// The form of an optimizer: that of version 1 where it suffices.
-    pub fn of(optimizer: &Optimizer) -> Self {
-        let mut groups: Vec<GroupForm> = optimizer.groups.iter().map(GroupForm::of).collect();
+    pub fn new(optimizer: &Optimizer) -> Self {
+        let mut groups: Vec<GroupForm> = optimizer.groups.iter().map(GroupForm::new).collect();
         match &mut groups[..] {
             [only] if only.schedules.is_empty() => Self {
                 class: Some(std::mem::take(&mut only.class)),
@@ -218,7 +218,7 @@ impl OptimizerForm {
 }
 
 impl GroupForm {
-    fn of(group: &Group) -> Self {
+    fn new(group: &Group) -> Self {
         Self {
             class: group.class.clone(),
             values: group.values.iter().map(|(key, value)| (key.clone(), Real(*value))).collect(),

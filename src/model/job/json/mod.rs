@@ -132,7 +132,7 @@ fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
         version: Version::needed(is_second(graph)),
         tensors: graph.tensors.iter().map(|t| tensor_form(graph, t)).collect(),
         operators: graph.operators.iter().map(|o| operator_form(graph, o)).collect(),
-        optimizer: graph.optimizer.as_ref().map(OptimizerForm::of),
+        optimizer: graph.optimizer.as_ref().map(OptimizerForm::new),
         loss: graph.loss.as_ref().map(|o| operand_form(graph, o)),
         recorded_peak_bytes: graph.recorded_peak,
         ..GraphFile::named(&graph.name)
@@ -284,7 +284,7 @@ fn resolve(file: GraphFile<'_>) -> Result<Graph, GraphError> {
         .operators
         .iter()
         .enumerate()
-        .map(|(index, o)| (o.name.to_string(), OpId::of(index)))
+        .map(|(index, o)| (o.name.to_string(), OpId::from_index(index)))
         .collect();
     let mut names = Names {
         tensors: HashMap::with_capacity(file.tensors.len()),
@@ -307,7 +307,7 @@ fn resolve(file: GraphFile<'_>) -> Result<Graph, GraphError> {
             },
         };
         let name = form.name.into_owned();
-        names.tensors.insert(name.clone(), TensorId::of(index));
+        names.tensors.insert(name.clone(), TensorId::from_index(index));
         names.list.push(Tensor {
             name,
             bytes,

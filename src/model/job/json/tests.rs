@@ -175,7 +175,7 @@ fn graphs() -> impl Strategy<Value = Graph> {
             };
             let tensors: Vec<_> = (0..=operators.len()).map(tensor).collect();
             let whole = |index: usize| Operand {
-                tensor: TensorId::of(index),
+                tensor: TensorId::from_index(index),
                 version: 0,
                 dtype: Dtype::F16,
                 offset: 0,

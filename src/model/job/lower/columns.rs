@@ -40,7 +40,7 @@ pub(in crate::job) fn columns(
     }
     let mut groups: BTreeMap<usize, Vec<TensorId>> = BTreeMap::new();
     for tensor in (0..tensors).filter(|t| used[*t]) {
-        groups.entry(sets.find(tensor)).or_default().push(TensorId::of(tensor));
+        groups.entry(sets.find(tensor)).or_default().push(TensorId::from_index(tensor));
     }
     groups.into_values().collect()
 }

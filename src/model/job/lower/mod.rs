@@ -223,7 +223,7 @@ fn updates(
     let inside: Vec<bool> = step.operators.iter().map(|of| lowered.contains(of)).collect();
     let mut tensors = graph.tensors.clone();
     let seen = place::seen(graph, &inside);
-    let outside = Outside::of(graph, &inside);
+    let outside = Outside::new(graph, &inside);
     let generated: HashSet<TensorId> =
         graph.operators.iter().flat_map(Operator::generates).map(|o| o.tensor).collect();
     let mut updates: Vec<(usize, Operator)> = Vec::new();
@@ -289,7 +289,7 @@ fn updates(
 /// Adds a state that the recorded step, the optimizer's first, has yet to make.
 fn new_state(tensors: &mut Vec<Tensor>, key: &str, parameter: TensorId) -> Operand {
     let Tensor { name, bytes, dtype, shape, .. } = tensors[parameter.index()].clone();
-    let (id, stride) = (TensorId::of(tensors.len()), super::graph::contiguous(&shape));
+    let (id, stride) = (TensorId::from_index(tensors.len()), super::graph::contiguous(&shape));
     tensors.push(Tensor {
         name: format!("{key}:{name}"),
         bytes,

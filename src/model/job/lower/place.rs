@@ -40,7 +40,7 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    pub(super) fn of(graph: &Graph, inside: &[bool]) -> Self {
+    pub(super) fn new(graph: &Graph, inside: &[bool]) -> Self {
         let none = || vec![Vec::new(); graph.tensors.len()];
         let mut outside = Self { writes: none(), touches: none() };
         for (at, operator) in graph.operators.iter().enumerate().filter(|(at, _)| !inside[*at]) {
@@ -90,7 +90,7 @@ pub(super) fn assemble(
     let mut operators = Vec::new();
     let mut new_place = Vec::new();
     for (at, operator) in graph.operators.iter().enumerate() {
-        new_place.push(OpId::of(operators.len()));
+        new_place.push(OpId::from_index(operators.len()));
         if !inside[at] {
             operators.push(operator.clone());
         }
@@ -109,7 +109,7 @@ pub(super) fn assemble(
     for (at, mut tensor) in tensors.into_iter().enumerate() {
         // A tensor that no operator touches is kept if it has a name.
         if touched[at] || !of_step[at] || tensor.role != Role::Activation {
-            new_id[at] = Some(TensorId::of(kept.len()));
+            new_id[at] = Some(TensorId::from_index(kept.len()));
             tensor.kept_until = tensor.kept_until.map(|o| new_place[o.index()]);
             kept.push(tensor);
         }

@@ -85,7 +85,7 @@ fn group(
     step: &Step,
     number: u16,
 ) -> Result<Group, String> {
-    let calls: Vec<Call> = operators.iter().map(|o| Call::of(o, parts)).collect();
+    let calls: Vec<Call> = operators.iter().map(|o| Call::new(o, parts)).collect();
     let class = step.class(number).map(str::to_owned).or_else(|| classify(&calls));
     let class = class.ok_or("the optimizer is not recognised by its operators; its scalars are frozen at the recorded step")?;
     let rule = Rule::of_class(&class).ok_or_else(|| super::hyper::unknown(&class))?;
@@ -127,7 +127,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn of(operator: &'a Operator, parts: &BTreeMap<TensorId, Part>) -> Self {
+    fn new(operator: &'a Operator, parts: &BTreeMap<TensorId, Part>) -> Self {
         let part = |arg: &Arg| match arg {
             Arg::Tensor(o) => Some(parts.get(&o.tensor).copied().unwrap_or(Part::Scratch)),
             Arg::Tensors(list) => list

@@ -17,7 +17,7 @@ pub(in crate::job) fn split(graph: Graph) -> Graph {
     // Neighbours that were split into the same number of pieces: where they begin, and that number.
     let mut run: Option<(usize, usize)> = None;
     for operator in operators {
-        new_place.push(OpId::of(pieces.len()));
+        new_place.push(OpId::from_index(pieces.len()));
         let parts = parts(&operator);
         let count = parts.as_ref().map(Vec::len);
         if let Some((from, length)) = run.filter(|(_, length)| Some(*length) != count) {

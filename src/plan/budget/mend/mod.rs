@@ -158,7 +158,7 @@ impl Search<'_> {
             let decided = match cleared {
                 Some((residencies, warm)) => {
                     *memory = Memory::Warm(warm);
-                    Decision::of(&residencies, target)
+                    Decision::new(&residencies, target)
                 }
                 None => method.decide(&given, memory),
             };
@@ -168,7 +168,7 @@ impl Search<'_> {
             match self.mend(&decided.emitted, framework)? {
                 Mended::Fits(kept) => {
                     let Kept { mut planned, tensors, framework } = *kept;
-                    planned.basis = Basis::of(&method, target, memory, Some(&framework))
+                    planned.basis = Basis::new(&method, target, memory, Some(&framework))
                         .map(|basis| Arc::new(basis.keeping(&tensors, graph)));
                     self.quicker(fits, planned);
                     break;
@@ -217,7 +217,7 @@ impl Search<'_> {
                 }
                 break;
             }
-            let requests = Requests::of(&look.requests, graph);
+            let requests = Requests::new(&look.requests, graph);
             let maker = |request| match look.requests.holder(request) {
                 Holder::Tensor(tensor) => graph.generators()[tensor.index()],
                 Holder::Workspace(operator) => Some(operator),

@@ -33,7 +33,7 @@ pub(super) struct Growth {
 }
 
 impl Requests {
-    pub fn of(timeline: &Timeline, graph: &Graph) -> Self {
+    pub fn new(timeline: &Timeline, graph: &Graph) -> Self {
         let before: Vec<Request> = timeline.requests(0).map(|(_, request)| request).collect();
         let each = timeline.requests(1).skip(before.len()).map(|(_, request)| request).collect();
         let old = graph.generators().iter().map(Option::is_none).collect();

@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_copy_that_may_wait_makes_room() {
-        let of = Some((TensorId::of(0), 7));
+        let of = Some((TensorId::from_index(0), 7));
         let mut lane = Lane::new(false);
         lane.add(of, (0, 100), (0, 10));
         lane.take(20, 10);
@@ -273,7 +273,7 @@ mod tests {
         let movable = |_: Of, _: Window, _: Window| true;
         let room = lane.room((0, 10), 10, movable).unwrap();
         assert_eq!(room.start, 0);
-        assert_eq!(lane.give(room), [((TensorId::of(0), 7), 10, 10)]);
+        assert_eq!(lane.give(room), [((TensorId::from_index(0), 7), 10, 10)]);
         assert_eq!(lane.free((0, 10), 10), Some(0));
         // What does not move leaves no room.
         assert!(lane.room((15, 29), 10, movable).is_none());
@@ -288,7 +288,7 @@ mod tests {
         ) {
             let mut lane = Lane::new(backwards);
             for (number, (from, width, length, fixed)) in wanted.into_iter().enumerate() {
-                let (window, of) = ((from, from + width), (TensorId::of(number), 0));
+                let (window, of) = ((from, from + width), (TensorId::from_index(number), 0));
                 let start = match lane.free(window, length) {
                     Some(start) => start,
                     None => match lane.room(window, length, |_, _, _| true) {

@@ -491,7 +491,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn swap_passively(&mut self, slot: u32, candidates: &[Candidate]) {
         let mut lingering: Option<(u64, TensorId, usize)> = None;
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
-            let tensor = TensorId::of(index);
+            let tensor = TensorId::from_index(index);
             let Some(gap) = self.residencies.gap_over(tensor, slot) else { continue };
             if let Gap::Swap(_) = lifetime.gaps[gap]
                 && !self.residencies.relieves(tensor, gap, lifetime.gaps[gap], slot as usize)

@@ -80,9 +80,9 @@ mod tests {
         let (planned, warm) =
             improve::search(&of(&graph), &options, &crate::planner::Memory::Nothing);
         // Of what is held where half of the operators have run, the largest that can leave.
-        let operator = OpId::of(graph.operators.len() / 2);
+        let operator = OpId::from_index(graph.operators.len() / 2);
         let held = |tensor: &TensorId| planned.held(*tensor, slot(operator));
-        let all = (0..graph.tensors.len()).map(TensorId::of).filter(held);
+        let all = (0..graph.tensors.len()).map(TensorId::from_index).filter(held);
         let tensor = all
             .filter(|t| may_leave(&fresh, *t, operator))
             .max_by_key(|t| (graph.tensor(*t).bytes, *t))

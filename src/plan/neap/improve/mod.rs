@@ -218,7 +218,7 @@ impl<'a, 'o> Search<'a, 'o> {
         let fresh = Residencies::new(given.graph);
         let all: Vec<TensorId> = (0..fresh.lifetimes.len())
             .filter(|&i| !fresh.lifetimes[i].uses.is_empty() && fresh.lifetimes[i].bytes > 0)
-            .map(TensorId::of)
+            .map(TensorId::from_index)
             .collect();
         let least = options.min_swap.0;
         let large = all.iter().copied().filter(|&t| fresh.lifetime(t).bytes >= least).collect();

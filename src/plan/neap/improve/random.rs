@@ -128,7 +128,7 @@ impl<'a> Search<'a, '_> {
                 // A rule is taken back.
                 _ => {
                     let all = (0..rules.len()).filter(|&at| rules[at] != none[at]);
-                    let changed: Vec<TensorId> = all.map(TensorId::of).collect();
+                    let changed: Vec<TensorId> = all.map(TensorId::from_index).collect();
                     pick(&changed, &mut below).map(|tensor| (tensor, none[tensor.index()]))
                 }
             };

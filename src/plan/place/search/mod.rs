@@ -64,7 +64,7 @@ const SEED: u128 = 0x6e65_6170;
 /// not overlap.
 #[must_use]
 pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, Spent) {
-    let cliques = Cliques::of(items);
+    let cliques = Cliques::new(items);
     let mut spent = Spent::default();
     let too_high =
         |i: &Item| i.fixed.unwrap_or(0).checked_add(i.bytes).is_none_or(|end| end > capacity);
@@ -201,7 +201,7 @@ fn align(offset: u64, item: &Item) -> u64 {
 
 impl<'a> Search<'a> {
     fn new(items: &'a [Item], cliques: &'a Cliques, capacity: u64, options: &Options) -> Self {
-        let on = On::of(options);
+        let on = On::new(options);
         let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
         let mut crossing = vec![0; cliques.count + 1];
         for &(from, until) in cliques.ranges.iter().flatten() {
@@ -268,7 +268,7 @@ impl<'a> Search<'a> {
 
     /// Solves one part: `Some(solved)`, or `None` when the effort is spent.
     fn part(&mut self, from: usize, until: usize) -> Option<bool> {
-        let orders = Orders::of(self.items, self.cliques, &self.order[from..until]);
+        let orders = Orders::new(self.items, self.cliques, &self.order[from..until]);
         let ranks: Vec<Vec<u32>> = (0..if self.on.portfolio { ORDERS } else { 1 })
             .map(|number| orders.order(number))
             .collect();

@@ -35,7 +35,7 @@ impl Ends {
 
     /// The event that an item records: one in each iteration that is timed, otherwise one if it is
     /// waited for.
-    pub fn of(&self, item: usize, timed: bool) -> Option<&Event> {
+    pub fn event(&self, item: usize, timed: bool) -> Option<&Event> {
         if timed { self.items.get(item) } else { self.marks.get(item)?.as_ref() }
     }
 

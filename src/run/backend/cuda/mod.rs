@@ -447,7 +447,7 @@ impl Device for Cuda<'_> {
             turns.before(self.script, index, &self.queues).map_err(fail)?;
         }
         // A copy's trigger is among them, unless it follows from others.
-        for event in item.waits.iter().filter_map(|&wait| self.ends.of(wait, self.timed)) {
+        for event in item.waits.iter().filter_map(|&wait| self.ends.event(wait, self.timed)) {
             self.queues[stream].wait(event).map_err(fail)?;
         }
         match item.work {
@@ -467,7 +467,7 @@ impl Device for Cuda<'_> {
             }
         }
         self.high = self.high.max(item.top);
-        let event = self.ends.of(index, self.timed);
+        let event = self.ends.event(index, self.timed);
         event.map_or(Ok(()), |event| self.queues[stream].record(event)).map_err(fail)?;
         let turns = self.turns.as_ref();
         turns.map_or(Ok(()), |t| t.behind(self.script, index, &self.queues)).map_err(fail)

@@ -112,7 +112,7 @@ pub fn actions(graph: &Graph) -> Vec<(&Operator, Vec<Action>)> {
     let Work::Step(blank) = item.work else { panic!("a step") };
     let one = |(index, operator): (usize, &'_ Operator)| {
         let work = StepWork {
-            operator: OpId::of(index),
+            operator: OpId::from_index(index),
             addresses: addresses.iter().map(|(t, at)| (*t, *at)).collect(),
             ..blank.clone()
         };

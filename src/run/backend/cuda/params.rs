@@ -64,7 +64,7 @@ impl Operand {
     ///
     /// # Errors
     /// For a type without kernels, or too many dimensions.
-    pub fn of(view: &View) -> Result<Self, KernelError> {
+    pub fn new(view: &View) -> Result<Self, KernelError> {
         let stride: Vec<i64> = view.stride.iter().map(|&s| s as i64).collect();
         Self::strided(view, &stride)
     }
@@ -72,7 +72,7 @@ impl Operand {
     /// A view's elements, with other strides.
     ///
     /// # Errors
-    /// As [`Operand::of`].
+    /// As [`Operand::new`].
     pub fn strided(view: &View, stride: &[i64]) -> Result<Self, KernelError> {
         let mut all = [0; RANK];
         all.get_mut(..stride.len())
@@ -107,7 +107,7 @@ impl Parts {
     /// Of sums that `blocks` blocks would make alone, over `terms` terms each: parts of at least
     /// `least` terms.
     #[must_use]
-    pub fn of(blocks: i64, terms: i64, least: i64) -> Self {
+    pub fn new(blocks: i64, terms: i64, least: i64) -> Self {
         #[cfg(test)]
         let least = if SMALL_PARTS.get() { 2 } else { least };
         let wanted = (BLOCKS + blocks - 1) / blocks.max(1);

@@ -84,7 +84,7 @@ impl<'a> Classes<'a> {
     ///
     /// # Errors
     /// When shapes or types don't fit.
-    pub fn of(call: &'a Call<'_>) -> Result<Self, KernelError> {
+    pub fn from_call(call: &'a Call<'_>) -> Result<Self, KernelError> {
         let ignored = int_or(call, 4, -100)?;
         Self::new(tensor(call, 0)?, tensor(call, 1)?, maybe_tensor(call, 2)?, ignored)
     }
@@ -156,7 +156,7 @@ pub fn cross_entropy<'a>(call: &'a Call<'_>) -> Result<CrossEntropy<'a>, KernelE
     if number_or(call, 5, 0.0)? != 0.0 {
         return Err(unsupported!("label smoothing is not supported"));
     }
-    let classes = Classes::of(call)?;
+    let classes = Classes::from_call(call)?;
     let logs = call.hidden.iter().find(|v| v.shape == classes.scores.shape);
     let total = call.hidden.iter().find(|v| v.shape.is_empty());
     Ok(CrossEntropy { classes, how: reduction(call, 3)?, logs, total })

@@ -45,7 +45,7 @@ pub(super) struct Group {
 
 impl Group {
     /// The events of a range, and the one that closes it.
-    pub(super) fn of(trace: &Trace<'_>, range: Range<usize>, close: Option<Event>) -> Self {
+    pub(super) fn new(trace: &Trace<'_>, range: Range<usize>, close: Option<Event>) -> Self {
         let (mut outside, mut perhaps) = (Vec::new(), Vec::new());
         let end = range.end;
         let (mut requested, mut last_at_once) = (None, false);

@@ -168,7 +168,7 @@ impl<'a> Walk<'a> {
                 continue;
             }
             stopped = at;
-            let group = Group::of(self.trace, from..at, event);
+            let group = Group::new(self.trace, from..at, event);
             if !self.afford(&group, budget) {
                 break;
             }

@@ -61,9 +61,9 @@ fn params(of: &Of<'_>) -> Result<Attention, KernelError> {
             iteration: of.random.iteration,
             threshold: threshold(of.share),
         },
-        q: Operand::of(q)?,
-        k: Operand::of(k)?,
-        v: Operand::of(v)?,
+        q: Operand::new(q)?,
+        k: Operand::new(k)?,
+        v: Operand::new(v)?,
         bias,
         out: none,
         sums: none,
@@ -86,7 +86,7 @@ struct Kernels {
 }
 
 impl Kernels {
-    fn of(p: &Attention, typed: Option<Dtype>, forward: bool, ampere: bool) -> Self {
+    fn new(p: &Attention, typed: Option<Dtype>, forward: bool, ampere: bool) -> Self {
         let width = p.width.max(p.value_width);
         let typed = typed.filter(|_| ampere && (width <= 64 || forward && width <= 128));
         let suffix = match (typed, width <= 64) {
@@ -131,7 +131,7 @@ fn launch(
     (rows, heads): (i32, i32),
 ) {
     let Kernels { family, tile, block, suffix } =
-        Kernels::of(p, typed, kernel == "attention", actions.ampere);
+        Kernels::new(p, typed, kernel == "attention", actions.ampere);
     let blocks = (i64::from(rows) + tile - 1) / tile * i64::from(heads) * i64::from(p.batch);
     let iteration =
         std::mem::offset_of!(Attention, random) + std::mem::offset_of!(Random, iteration);
@@ -143,9 +143,9 @@ fn launch(
 fn forward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let attention::Forward { of, out, sums } = attention::forward(call)?;
     let mut p = params(&of)?;
-    p.out = Operand::of(out)?;
+    p.out = Operand::new(out)?;
     if let Some(sums) = sums {
-        p.sums = Operand::of(sums)?;
+        p.sums = Operand::new(sums)?;
     }
     let [q, k, v] = of.operands;
     launch(actions, "attention", &p, same_type(&[q, k, v, out]), (p.queries, p.heads));
@@ -158,7 +158,8 @@ fn backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
         return Err(unsupported!("the gradient of an attention bias is not supported"));
     }
     let mut p = params(&of)?;
-    (p.out, p.gradient, p.sums) = (Operand::of(out)?, Operand::of(gradient)?, Operand::of(sums)?);
+    (p.out, p.gradient, p.sums) =
+        (Operand::new(out)?, Operand::new(gradient)?, Operand::new(sums)?);
     if p.queries == 0 || p.keys == 0 {
         return results.into_iter().flatten().try_for_each(|view| fill(actions, view, 0.0));
     }
@@ -175,11 +176,11 @@ fn backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
         actions.beside(beside.0, beside.1);
     };
     if let Some(dq) = dq {
-        let p = Attention { dq: Operand::of(dq)?, ..p };
+        let p = Attention { dq: Operand::new(dq)?, ..p };
         back("attention_back_queries", &p, p.queries, p.heads);
     }
     let both = p.group[0] == p.group[1];
-    let (dk, dv) = (dk.map(Operand::of).transpose()?, dv.map(Operand::of).transpose()?);
+    let (dk, dv) = (dk.map(Operand::new).transpose()?, dv.map(Operand::new).transpose()?);
     let none = Operand::number(0.0);
     if both && (dk.is_some() || dv.is_some()) {
         let p = Attention { dk: dk.unwrap_or(none), dv: dv.unwrap_or(none), ..p };

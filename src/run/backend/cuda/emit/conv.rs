@@ -80,9 +80,9 @@ fn push(
     };
     if !written.shape.contains(&0) {
         let params = Convolution {
-            x: Operand::of(x)?,
-            w: Operand::of(w)?,
-            y: Operand::of(y)?,
+            x: Operand::new(x)?,
+            w: Operand::new(w)?,
+            y: Operand::new(y)?,
             ..params(of)?
         };
         actions.list.push(Action::Conv(Box::new(Conv { pass, dtype: x.dtype, params })));

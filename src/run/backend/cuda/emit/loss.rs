@@ -21,7 +21,7 @@ pub const TABLE: Table<Emit> = table! {
     "_softmax_backward_data" => |c, a| softmax_backward(c, a, false),
     "_log_softmax_backward_data" => |c, a| softmax_backward(c, a, true),
     "nll_loss" | "nll_loss_nd" | "nll_loss_forward" | "nll_loss2d" | "nll_loss2d_forward" => |c, a| {
-        let classes = Classes::of(c)?;
+        let classes = Classes::from_call(c)?;
         likelihood(a, output(c)?, &classes, reduction(c, 3)?, result(c, 1)?, false)
     },
     "nll_loss_backward" | "nll_loss2d_backward" => nll_loss_backward,

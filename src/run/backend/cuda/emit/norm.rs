@@ -24,7 +24,7 @@ pub const TABLE: Table<Emit> = table! {
 
 /// One value per channel, or what stands for it where the tensor is absent.
 fn per_channel(view: Option<&View>, otherwise: f64) -> Result<Operand, KernelError> {
-    view.map_or(Ok(Operand::number(otherwise)), Operand::of)
+    view.map_or(Ok(Operand::number(otherwise)), Operand::new)
 }
 
 /// Extents and strides of `x`, `y` and `out` (the same where absent), the inner dimension apart.
@@ -66,7 +66,7 @@ fn planes(p: &mut BatchNorm, x: &View, y: &View, out: Option<&View>) -> Result<(
 /// one go where nothing is summed.
 fn channels(actions: &mut Actions, kernel: &str, count: usize, mut p: BatchNorm, sums: bool) {
     let blocks = count as i64;
-    let wanted = Parts::of(blocks, p.elements, 4096).count;
+    let wanted = Parts::new(blocks, p.elements, 4096).count;
     let rows = p.outer.max(1);
     // As many of the outer rows in each part as in any other.
     let across = rows.div_euclid((rows + wanted - 1) / wanted).max(1);
@@ -110,7 +110,7 @@ fn blank() -> BatchNorm {
         second: none,
         momentum: 0.0,
         eps: 0.0,
-        parts: Parts::of(1, 0, 1),
+        parts: Parts::new(1, 0, 1),
     }
 }
 
@@ -201,7 +201,7 @@ fn layer_norm_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), Ker
             [row_of(weight, inner, 0.0)?, grad_row, rows, mean, rstd, row_of(bias, inner, 0.0)?];
         let mut p = params(actions, outer, length, &operands)?;
         let blocks = (length + 31) / 32;
-        p.parts = Parts::of(blocks, p.rows, 128);
+        p.parts = Parts::new(blocks, p.rows, 128);
         let (at, count) = (std::mem::offset_of!(Rows, parts), p.parts.count);
         let sums = (count, (16 * count * length) as u64);
         actions.in_parts(

@@ -110,7 +110,7 @@ fn blank() -> Reduce {
         divisor: 1.0,
         columns: 0,
         most: 0,
-        parts: Parts::of(1, 0, 1),
+        parts: Parts::new(1, 0, 1),
     }
 }
 
@@ -156,7 +156,7 @@ fn launch(
     } else {
         (kept_count, [threads(reduced_count, 512), 1], 4096)
     };
-    p.parts = Parts::of(blocks, reduced_count, least);
+    p.parts = Parts::new(blocks, reduced_count, least);
     let (at, count) = (std::mem::offset_of!(Reduce, parts), p.parts.count);
     let sums = (count, (count * kept_count * 8) as u64);
     actions.in_parts(Family::Reduce, kernel, (blocks, blocks), block, (&p, at), sums);

@@ -96,7 +96,7 @@ pub fn params(
         k: [0; 4],
         status: actions.status,
         item: actions.item,
-        parts: Parts::of(1, 0, 1),
+        parts: Parts::new(1, 0, 1),
     };
     p.shape[..shape.len()].copy_from_slice(&shape);
     let mut strides = strides.iter();

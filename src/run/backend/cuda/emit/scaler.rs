@@ -21,7 +21,7 @@ fn unscale(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     for gradient in of.gradients {
         let mut map = params(gradient, &[Input::View(gradient)], &Extra::default())?;
         // One element each, not broadcast: gradients keep the dense path.
-        (map.o[2], map.o[3]) = (Operand::of(of.factor)?, Operand::of(of.found)?);
+        (map.o[2], map.o[3]) = (Operand::new(of.factor)?, Operand::new(of.found)?);
         actions.launch(Family::Pointwise, "f_unscale", blocks(&map), [256, 1], &map);
     }
     Ok(())
@@ -31,7 +31,7 @@ fn update_scale(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelErro
     let of = scaler::update(call)?;
     let mut p = rows::params(actions, &[], 1, &[Row::number(0.0)])?;
     for (slot, view) in p.o.iter_mut().zip([of.scale, of.tracker, of.found]) {
-        *slot = Operand::of(view)?;
+        *slot = Operand::new(view)?;
     }
     p.s[..3].copy_from_slice(&[of.factors[0], of.factors[1], of.interval]);
     actions.launch(Family::Pointwise, "update_scale", 1, [32, 1], &p);

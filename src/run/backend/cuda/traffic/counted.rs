@@ -4,7 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::{Library, Symbol};
 
-use super::of;
+use super::charged;
 use crate::backend::cuda::emit;
 use crate::backend::cuda::launch::{Action, Actions};
 use crate::backend::cuda::shim::{self, present, span};
@@ -88,7 +88,7 @@ fn counting(call: &Call<'_>) -> Result<(), KernelError> {
                 libraries[at].get(b"counted").unwrap();
             within(ranges.as_ptr(), ranges.len() as u64);
             shim::launch(&libraries, &launch, 0);
-            let (formula, seen) = (of(&launch).bytes, counted());
+            let (formula, seen) = (charged(&launch).bytes, counted());
             // Targets that are to be ignored have no scores looked up.
             let ignored = launch.kernel.starts_with("likelihood");
             assert!(

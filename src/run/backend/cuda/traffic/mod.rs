@@ -57,7 +57,7 @@ fn cut(count: i64, second: i32) -> (i64, bool, bool) {
 ///
 /// # Panics
 /// For a kernel that has no closed form yet.
-pub fn of(launch: &Launch) -> Work {
+pub fn charged(launch: &Launch) -> Work {
     match launch.family {
         Family::Pointwise => pointwise(launch),
         Family::Reduce => reduce(launch),

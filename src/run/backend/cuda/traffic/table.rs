@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use super::{Work, of};
+use super::{Work, charged};
 use crate::backend::cuda::launch::{Action, Launch};
 use crate::backend::cuda::occupancy::{actions, models};
 use crate::device::{builtin, roofline};
@@ -45,7 +45,7 @@ fn work_of(action: &Action) -> Option<(String, Work)> {
     let moved =
         |name: &str, bytes: usize| Some((name.to_owned(), Work { flops: 0, bytes: bytes as u64 }));
     match action {
-        Action::Launch(launch) => Some((Launch::clone(launch).kernel, of(launch))),
+        Action::Launch(launch) => Some((Launch::clone(launch).kernel, charged(launch))),
         Action::Copy { bytes, .. } => moved("(copy)", 2 * bytes),
         Action::Zero { bytes, .. } => moved("(zeros)", *bytes),
         Action::Upload { data, .. } => moved("(upload)", data.len()),

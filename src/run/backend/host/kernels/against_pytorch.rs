@@ -41,7 +41,7 @@ impl Memory {
         Self::new(dtype, shape, stride, &vec![-77.0; last + 1])
     }
 
-    fn of(shape: &[usize], values: &[f64]) -> Self {
+    fn filled(shape: &[usize], values: &[f64]) -> Self {
         let stride: Vec<usize> =
             (0..shape.len()).map(|i| shape[i + 1..].iter().product()).collect();
         Self::new(Dtype::F32, shape, &stride, values)
@@ -280,10 +280,10 @@ fn convolve(dims: [usize; 5]) {
     let count = |s: &[usize; 4]| s.iter().product::<usize>();
     let (x, w, g) = (noise(count(&xs), 1), noise(count(&ws), 2), noise(count(&ys), 3));
     let [y, dx, dw] = plain(&x, &w, &g, dims);
-    let (x, w, g) = (Memory::of(&xs, &x), Memory::of(&ws, &w), Memory::of(&ys, &g));
+    let (x, w, g) = (Memory::filled(&xs, &x), Memory::filled(&ws, &w), Memory::filled(&ys, &g));
     let one = || Arg::Ints(vec![1, 1]);
     let pad = || Arg::Ints(vec![k as i64 / 2; 2]);
-    let out = Memory::of(&ys, &vec![-77.0; y.len()]);
+    let out = Memory::filled(&ys, &vec![-77.0; y.len()]);
     let forward = operator(
         "aten::conv2d",
         vec![Arg::None, Arg::None, Arg::None, one(), pad(), one(), Arg::Int(1)],
@@ -292,7 +292,7 @@ fn convolve(dims: [usize; 5]) {
     find("aten::conv2d").unwrap()(&call(&forward, &args, &[Some(out.view.clone())], &[])).unwrap();
     close(&format!("forward {dims:?}"), &out.values(), &y, 2e-6);
     let (xo, wo) =
-        (Memory::of(&xs, &vec![-77.0; dx.len()]), Memory::of(&ws, &vec![-77.0; dw.len()]));
+        (Memory::filled(&xs, &vec![-77.0; dx.len()]), Memory::filled(&ws, &vec![-77.0; dw.len()]));
     let mut settings = vec![Arg::None; 4];
     settings.extend([
         one(),
@@ -325,7 +325,7 @@ fn convolutions_larger_than_a_tile_agree_with_plain_loops() {
 
 /// The error of a call with these shapes.
 fn refusal(kind: &str, args: Vec<Arg>, shapes: &[&[usize]], outputs: &[&[usize]]) -> String {
-    let of = |shape: &[usize]| Memory::of(shape, &vec![1.0; shape.iter().product()]);
+    let of = |shape: &[usize]| Memory::filled(shape, &vec![1.0; shape.iter().product()]);
     let memories: Vec<Memory> = shapes.iter().map(|s| of(s)).collect();
     let made: Vec<Memory> = outputs.iter().map(|s| of(s)).collect();
     let mut operands: Vec<Operand> =
@@ -411,7 +411,7 @@ fn contradictory_calls_are_refused() {
 
 #[test]
 fn an_output_over_an_argument_is_refused() {
-    let (a, b) = (Memory::of(&[2, 2], &[1.0; 4]), Memory::of(&[2, 2], &[1.0; 4]));
+    let (a, b) = (Memory::filled(&[2, 2], &[1.0; 4]), Memory::filled(&[2, 2], &[1.0; 4]));
     let operator = operator("aten::mm", vec![]);
     let args = [Operand::Tensor(a.view.clone()), Operand::Tensor(b.view.clone())];
     let error = find("aten::mm").unwrap()(&call(&operator, &args, &[Some(a.view.clone())], &[]))
@@ -423,9 +423,9 @@ fn an_output_over_an_argument_is_refused() {
 #[test]
 fn an_index_outside_the_image_is_refused() {
     let (g, x, out) = (
-        Memory::of(&[1, 1, 1], &[1.0]),
-        Memory::of(&[1, 2, 2], &[1.0; 4]),
-        Memory::of(&[1, 2, 2], &[0.0; 4]),
+        Memory::filled(&[1, 1, 1], &[1.0]),
+        Memory::filled(&[1, 2, 2], &[1.0; 4]),
+        Memory::filled(&[1, 2, 2], &[0.0; 4]),
     );
     let index = Memory::new(Dtype::I64, &[1, 1, 1], &[1, 1, 1], &[4.0]);
     let settings = vec![Arg::None, Arg::None, Arg::Ints(vec![2])];
@@ -442,7 +442,7 @@ fn an_index_outside_the_image_is_refused() {
 
 #[test]
 fn other_element_types_are_refused() {
-    let (mut a, out) = (Memory::of(&[2, 2], &[1.0; 4]), Memory::of(&[2, 2], &[0.0; 4]));
+    let (mut a, out) = (Memory::filled(&[2, 2], &[1.0; 4]), Memory::filled(&[2, 2], &[0.0; 4]));
     a.view.dtype = Dtype::Bf16;
     let operator = operator("aten::mm", vec![]);
     let args = [Operand::Tensor(a.view.clone()), Operand::Tensor(a.view.clone())];
@@ -454,9 +454,12 @@ fn other_element_types_are_refused() {
 
 #[test]
 fn a_recompute_leaves_running_statistics_alone() {
-    let x = Memory::of(&[2, 1, 1, 2], &[1.0, 2.0, 3.0, 6.0]);
-    let (mean, variance, out) =
-        (Memory::of(&[1], &[0.0]), Memory::of(&[1], &[1.0]), Memory::of(&[2, 1, 1, 2], &[0.0; 4]));
+    let x = Memory::filled(&[2, 1, 1, 2], &[1.0, 2.0, 3.0, 6.0]);
+    let (mean, variance, out) = (
+        Memory::filled(&[1], &[0.0]),
+        Memory::filled(&[1], &[1.0]),
+        Memory::filled(&[2, 1, 1, 2], &[0.0; 4]),
+    );
     let mut settings = vec![Arg::None; 5];
     settings.extend([Arg::Bool(true), Arg::Float(0.5), Arg::Float(0.5)]);
     let operator = operator("aten::cudnn_batch_norm", settings);

@@ -79,8 +79,8 @@ impl<'a> Shape<'a> {
     fn scores(&self, b: usize, h: usize, first: usize, rows: usize, scores: &mut [f32]) {
         let keys = self.seen(first + rows);
         let (q, k) = (
-            Matrix::of(self.operands[0], b, h).skip(first),
-            Matrix::of(self.operands[1], b, h / self.group[0]).transposed(),
+            Matrix::new(self.operands[0], b, h).skip(first),
+            Matrix::new(self.operands[1], b, h / self.group[0]).transposed(),
         );
         multiply([rows, self.width, keys], self.scale, q, k, 0.0, Matrix::tile(scores, self.keys));
         for i in 0..rows {
@@ -118,7 +118,7 @@ struct Matrix {
 }
 
 impl Matrix {
-    fn of(view: &View, b: usize, h: usize) -> Self {
+    fn new(view: &View, b: usize, h: usize) -> Self {
         Self {
             data: at(view, b * view.stride[0] + h * view.stride[1]).cast(),
             row: view.stride[2],
@@ -196,14 +196,14 @@ fn forward(call: &Call<'_>) -> Result<(), KernelError> {
                     .for_each(|(x, &k)| *x = if k { *x * factor } else { 0.0 });
             }
         }
-        let v = Matrix::of(shape.operands[2], b, h / shape.group[1]);
+        let v = Matrix::new(shape.operands[2], b, h / shape.group[1]);
         multiply(
             [rows, keys, shape.value_width],
             1.0,
             Matrix::tile(&mut tile, shape.keys),
             v,
             0.0,
-            Matrix::of(out, b, h).skip(first),
+            Matrix::new(out, b, h).skip(first),
         );
         Ok(())
     })
@@ -225,13 +225,13 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
         let keys = shape.seen(first + rows);
         let width = shape.keys;
         let (key_head, value_head) = (h / shape.group[0], h / shape.group[1]);
-        let g = Matrix::of(grad, b, h).skip(first);
+        let g = Matrix::new(grad, b, h).skip(first);
         shape.scores(b, h, first, rows, &mut p);
         multiply(
             [rows, shape.value_width, keys],
             1.0,
             g,
-            Matrix::of(shape.operands[2], b, value_head).transposed(),
+            Matrix::new(shape.operands[2], b, value_head).transposed(),
             0.0,
             Matrix::tile(&mut d, width),
         );
@@ -278,9 +278,9 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
                 [rows, keys, shape.width],
                 1.0,
                 d,
-                Matrix::of(shape.operands[1], b, key_head),
+                Matrix::new(shape.operands[1], b, key_head),
                 0.0,
-                Matrix::of(dq, b, h).skip(first),
+                Matrix::new(dq, b, h).skip(first),
             );
         }
         if let Some(dk) = dk {
@@ -288,9 +288,9 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
                 [keys, rows, shape.width],
                 1.0,
                 d.transposed(),
-                Matrix::of(shape.operands[0], b, h).skip(first),
+                Matrix::new(shape.operands[0], b, h).skip(first),
                 1.0,
-                Matrix::of(dk, b, key_head),
+                Matrix::new(dk, b, key_head),
             );
         }
         if let Some(dv) = dv {
@@ -300,7 +300,7 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
                 p.transposed(),
                 g,
                 1.0,
-                Matrix::of(dv, b, value_head),
+                Matrix::new(dv, b, value_head),
             );
         }
         Ok(())

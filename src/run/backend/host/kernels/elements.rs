@@ -21,7 +21,7 @@ pub trait Lane: Copy + Default + PartialOrd + PartialEq + 'static {
     /// What sums are kept in.
     type Wide: Copy;
     /// From a host number.
-    fn of(value: f64) -> Self;
+    fn from_f64(value: f64) -> Self;
     /// To the accumulator's type.
     fn wide(self) -> Self::Wide;
     /// Fills `into` with the elements at `from`, `from + stride`, ….
@@ -90,7 +90,7 @@ macro_rules! lane {
         impl Lane for $lane {
             type Wide = $wide;
 
-            fn of(value: f64) -> Self {
+            fn from_f64(value: f64) -> Self {
                 value as $lane
             }
 
@@ -173,7 +173,7 @@ pub fn blocks<T: Lane, const N: usize>(
         match operand {
             Input::View(view) => strides.push(broadcast(view, &out.shape)?),
             Input::Number { value, .. } => {
-                loaded[k] = [T::of(*value); BLOCK];
+                loaded[k] = [T::from_f64(*value); BLOCK];
                 strides.push(vec![0; out.shape.len()]);
             }
         }

@@ -96,7 +96,7 @@ fn likelihood(
 }
 
 fn nll_loss(call: &Call<'_>) -> Result<(), KernelError> {
-    let classes = Classes::of(call)?;
+    let classes = Classes::from_call(call)?;
     likelihood(output(call)?, &classes, reduction(call, 3)?, result(call, 1)?, |at| {
         -read(classes.scores, at)
     })
